@@ -1,0 +1,1 @@
+//! Engine-side client: session, reconnect, reply reader, copy thread.

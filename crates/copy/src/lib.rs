@@ -1,0 +1,1 @@
+//! Copy engines between engine KV memory and pool pages.

@@ -1,0 +1,1 @@
+//! Sans-IO ownership core: slots, index, ledger, operations, leases.

@@ -1,0 +1,1 @@
+//! memfd segments: seals, maps, huge pages, fd passing.

@@ -1,0 +1,1 @@
+//! OrbitKV protocol: message structs, framing, versions, limits.
