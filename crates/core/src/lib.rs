@@ -1,1 +1,50 @@
-//! Sans-IO ownership core: slots, index, ledger, operations, leases.
+//! The ownership core of OrbitKV: who owns, wants and may touch every page of the pool.
+//!
+//! [`Core::step`] takes the time and one [`Event`] and appends [`Effect`]s. There is no clock, no I/O,
+//! no thread and no `unsafe` in here, so the simulator drives exactly the code that serves engines.
+//!
+//! Two facts about a page never share a flag. *Interest* (an operation, a lease, the index) may end at
+//! any moment. *Custody* (a client copying into or out of the bytes) ends only by evidence: the copy
+//! is reported done, the process has exited, or the process attests that its copies ended. Bytes are
+//! reused only when custody is empty.
+#![forbid(unsafe_code)]
+
+mod config;
+mod core;
+mod counters;
+mod effect;
+mod event;
+mod ids;
+mod index;
+mod instance;
+mod ledger;
+mod marks;
+mod operation;
+mod page;
+mod phase;
+mod plant;
+mod policy;
+mod queue;
+mod refusal;
+mod save;
+mod session;
+mod slots;
+mod view;
+
+pub use crate::core::Core;
+pub use config::{Config, ConfigError};
+pub use counters::Counters;
+pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart};
+pub use event::{Demand, Event, Evidence, SaveRequest};
+pub use ids::{
+    BlockHash, ClientId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
+    PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
+};
+pub use ledger::{Account, Ledger};
+pub use marks::Mark;
+pub use phase::{Phase, Trigger};
+pub use plant::Plant;
+pub use refusal::Refusal;
+pub use session::{GroupSpec, Role, SessionSpec};
+pub use slots::SlotState;
+pub use view::{OperationView, SlotView};

@@ -1,0 +1,143 @@
+//! Every limit of the core.
+
+use crate::Plant;
+use thiserror::Error;
+
+/// Bytes of the manager's own header in front of each slot's payload, so that an SSD page will be one I/O.
+pub const SLOT_HEADER_BYTES: u64 = 4096;
+
+/// Limits and budgets. [`Config::for_pool`] fills in the documented defaults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Hard cap on the bytes of all segments.
+    pub pool_bytes: u64,
+    /// Bytes of one segment; a multiple of 2 MiB unless the pool is smaller.
+    pub segment_bytes: u64,
+    /// Cap on bytes owned by queries of all instances.
+    pub query_budget_bytes: u64,
+    /// Cap on bytes owned by queries of one instance.
+    pub query_instance_budget_bytes: u64,
+    /// Live operations (queries and saves) of one session.
+    pub operations_per_session: usize,
+    /// Live operations in all.
+    pub operations: usize,
+    /// Open or not yet gone sessions.
+    pub sessions: usize,
+    /// Hashes in one request.
+    pub hashes_per_request: usize,
+    /// A query that has not become ready ends after this.
+    pub operation_lifetime_ms: u64,
+    /// A ready lease that is not handed out ends after this.
+    pub lease_ttl_ms: u64,
+    /// Share of the pool, in percent, that may be reserved for saves and not yet sealed.
+    pub filling_percent: u64,
+    /// Defect to plant; ignored without the `plant` feature.
+    pub plant: Option<Plant>,
+}
+
+/// A configuration that cannot work.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// Too small to hold anything.
+    #[error("{name} is {got}; it must be at least {min}")]
+    TooSmall {
+        /// Which value.
+        name: &'static str,
+        /// What it is.
+        got: u64,
+        /// The least that works.
+        min: u64,
+    },
+    /// A budget above what it is a share of.
+    #[error("{name} is {got} bytes, more than {of} ({max} bytes); lower it")]
+    TooLarge {
+        /// Which value.
+        name: &'static str,
+        /// What it is.
+        got: u64,
+        /// What limits it.
+        of: &'static str,
+        /// That limit.
+        max: u64,
+    },
+}
+
+const MIB: u64 = 1 << 20;
+
+impl Config {
+    /// The defaults for a pool of that many bytes: both query budgets three quarters of it, segments
+    /// an eighth of it up to 64 MiB.
+    #[must_use]
+    pub fn for_pool(pool_bytes: u64) -> Self {
+        let eighth = (pool_bytes / 8).min(64 * MIB);
+        let budget_bytes = pool_bytes / 4 * 3;
+        Self {
+            pool_bytes,
+            segment_bytes: if eighth >= 2 * MIB { eighth / (2 * MIB) * (2 * MIB) } else { eighth },
+            query_budget_bytes: budget_bytes,
+            query_instance_budget_bytes: budget_bytes,
+            operations_per_session: 128,
+            operations: 1024,
+            sessions: 1024,
+            hashes_per_request: 16_384,
+            operation_lifetime_ms: 60_000,
+            lease_ttl_ms: 600_000,
+            filling_percent: 50,
+            plant: None,
+        }
+    }
+
+    /// Checks that the values agree with each other.
+    ///
+    /// # Errors
+    /// The first value that cannot work, with the value that would.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let least = [
+            ("pool size", self.pool_bytes, 1),
+            ("segment size", self.segment_bytes, 1),
+            ("query budget", self.query_budget_bytes, 1),
+            ("query instance budget", self.query_instance_budget_bytes, 1),
+            ("operations per session", self.operations_per_session as u64, 1),
+            ("operations", self.operations as u64, 1),
+            ("sessions", self.sessions as u64, 1),
+            ("hashes per request", self.hashes_per_request as u64, 1),
+        ];
+        if let Some(&(name, got, min)) = least.iter().find(|(_, got, min)| got < min) {
+            return Err(ConfigError::TooSmall { name, got, min });
+        }
+        let most = [
+            ("segment size", self.segment_bytes, "the pool size", self.pool_bytes),
+            ("query budget", self.query_budget_bytes, "the pool size", self.pool_bytes),
+            (
+                "query instance budget",
+                self.query_instance_budget_bytes,
+                "the query budget",
+                self.query_budget_bytes,
+            ),
+            ("filling percent", self.filling_percent, "100 percent", 100),
+        ];
+        if let Some(&(name, got, of, max)) = most.iter().find(|m| m.1 > m.3) {
+            return Err(ConfigError::TooLarge { name, got, of, max });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_hold_for_small_and_large_pools() {
+        for pool_bytes in [64, MIB, 100 * MIB, 4 << 30, 1 << 42] {
+            Config::for_pool(pool_bytes).check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_budget_above_the_pool_is_named() {
+        let config = Config { query_budget_bytes: 101, ..Config::for_pool(100) };
+        let text = config.check().unwrap_err().to_string();
+        assert!(text.contains("query budget is 101 bytes"), "{text}");
+    }
+}

@@ -1,0 +1,151 @@
+//! What the core wants done. The shell carries effects out in order.
+
+use crate::{
+    BlockHash, NamespaceId, OperationId, Refusal, Revision, SegmentId, SessionId, ShardId, SlotRef,
+};
+
+/// One shard of a leased or granted page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagePart {
+    /// Where the bytes are, or go.
+    pub slot: SlotRef,
+    /// CRC-64/NVME of the payload; zero while the page is being saved.
+    pub crc: u64,
+}
+
+/// Why a query has no pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MissReason {
+    /// The first page is not here.
+    Absent,
+    /// The instance is not active: a rank is missing or its self-test has not passed.
+    Inactive,
+    /// The deadline passed while the query waited for budget.
+    Deadline,
+    /// The operation lifetime passed.
+    Lifetime,
+    /// A limit on operations was reached.
+    Limit,
+    /// A lease was not claimed in time.
+    Expired,
+}
+
+/// The pushed state of a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OperationOutcome {
+    /// Waits for budget; a final state will follow.
+    Waiting,
+    /// The longest sealed prefix, leased. `parts` holds `pages × shards`, page-major.
+    Ready {
+        /// Pages in the prefix.
+        pages: u32,
+        /// Shards of each page.
+        shards: u16,
+        /// All parts.
+        parts: Vec<PagePart>,
+    },
+    /// No pages.
+    Miss(MissReason),
+}
+
+/// The answer for one page of a reservation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// Write it: one part a shard.
+    Slots(Vec<PagePart>),
+    /// Already sealed, or being saved by the same instance.
+    Exists,
+    /// No slot now; asking again later may succeed.
+    Busy,
+    /// No slot: nothing can be evicted, or saving is off.
+    Refused,
+}
+
+/// A page and its grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageGrant {
+    /// Which page.
+    pub hash: BlockHash,
+    /// The answer.
+    pub grant: Grant,
+}
+
+/// One output of [`crate::Core::step`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Tell the owner the state of its query.
+    Operation {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// The state.
+        outcome: OperationOutcome,
+    },
+    /// Answer a reservation.
+    Granted {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// One for each page, in order.
+        grants: Vec<PageGrant>,
+    },
+    /// A request broke a rule and had no effect.
+    Refused {
+        /// Who asked.
+        session: SessionId,
+        /// About which operation, if any.
+        operation: Option<(OperationId, Revision)>,
+        /// The rule.
+        refusal: Refusal,
+    },
+    /// Tell a scheduler whether hits and saves are on.
+    InstanceState {
+        /// The scheduler.
+        session: SessionId,
+        /// On when every rank is connected and attested.
+        active: bool,
+    },
+    /// Ask a worker for [`crate::Event::Fenced`].
+    Fence {
+        /// The worker.
+        session: SessionId,
+        /// The ended scheduler session.
+        scheduler: SessionId,
+    },
+    /// A newer epoch of the same client replaced this session: close it.
+    CloseSession {
+        /// The session.
+        session: SessionId,
+    },
+    /// Create, map and populate a segment; answer with `SegmentReady` or `SegmentFailed`.
+    GrowSegment {
+        /// Its number.
+        segment: SegmentId,
+        /// Whose pages go there.
+        namespace: NamespaceId,
+        /// Which shard.
+        shard: ShardId,
+        /// Bytes from slot to slot.
+        slot_bytes: u64,
+        /// Bytes in all.
+        bytes: u64,
+    },
+    /// Give a session the segment's descriptor.
+    ShareSegment {
+        /// The segment.
+        segment: SegmentId,
+        /// A worker of its shard.
+        session: SessionId,
+    },
+    /// Nobody is in custody of any slot: give the memory back.
+    DropSegment {
+        /// The segment.
+        segment: SegmentId,
+    },
+}

@@ -1,0 +1,188 @@
+//! What happens to the core.
+
+use crate::{
+    BlockHash, ClientId, GroupId, OperationId, Revision, SegmentId, SessionId, SessionSpec, SlotRef,
+    Ticket,
+};
+
+/// A dense foreground demand: the longest sealed prefix of `hashes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand<'a> {
+    /// Cache group the hashes belong to.
+    pub group: GroupId,
+    /// Block hashes in prefix order.
+    pub hashes: &'a [BlockHash],
+    /// The wait for budget ends this long after the event; `None` leaves the operation lifetime.
+    pub deadline_ms: Option<u32>,
+}
+
+/// Pages that a client wants to save, in prefix order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SaveRequest<'a> {
+    /// Cache group of the pages.
+    pub group: GroupId,
+    /// Hash of the block before the first one; `None` when the first page starts a prefix.
+    pub parent: Option<BlockHash>,
+    /// Depth of the first page in its chain, in pages.
+    pub first_depth: u32,
+    /// Block hashes in prefix order.
+    pub hashes: &'a [BlockHash],
+}
+
+/// Why nobody of an ended session can touch pool bytes any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// The pidfd of its process fired.
+    ProcessExit,
+    /// The same process, connected again, attested that all copies of the old session ended.
+    Attested,
+}
+
+/// One input of [`crate::Core::step`]. Borrowed parts are copied only if they are kept.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A client connected and said who it is.
+    SessionOpened {
+        /// Fresh number given by the shell.
+        session: SessionId,
+        /// The client behind it.
+        client: ClientId,
+        /// Grows with every connection of this client; an older one is fenced.
+        epoch: u32,
+        /// Role, instance, namespace and groups.
+        spec: &'a SessionSpec,
+    },
+    /// The connection ended. Interest ends; custody does not.
+    SessionClosed {
+        /// The session.
+        session: SessionId,
+    },
+    /// Nobody of that session touches pool bytes any more.
+    SessionGone {
+        /// A closed session.
+        session: SessionId,
+        /// How that is known.
+        evidence: Evidence,
+    },
+    /// A worker's verdict on its own layout and path probes.
+    Attest {
+        /// The worker.
+        session: SessionId,
+        /// Whether both probes passed.
+        passed: bool,
+    },
+    /// A foreground demand.
+    Query {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// What is wanted.
+        demand: Demand<'a>,
+    },
+    /// The owner hands a ready lease to the workers.
+    Restore {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+    },
+    /// The owner needs the lease no more.
+    Release {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+    },
+    /// The owner lost interest.
+    Cancel {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+    },
+    /// A worker has finished, or given up with no copy running, its part of a restore.
+    CopyDone {
+        /// The worker.
+        session: SessionId,
+        /// The restore.
+        ticket: Ticket,
+    },
+    /// A worker found bytes that do not match their checksum.
+    BadPage {
+        /// The worker.
+        session: SessionId,
+        /// Where.
+        slot: SlotRef,
+    },
+    /// A client wants slots for pages it will save.
+    Reserve {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// Which pages.
+        request: SaveRequest<'a>,
+    },
+    /// A worker has written its shard of a page.
+    Commit {
+        /// The worker.
+        session: SessionId,
+        /// The slot it wrote.
+        slot: SlotRef,
+        /// The page it believes it wrote; must be the one the slot was reserved for.
+        hash: BlockHash,
+        /// CRC-64/NVME of the payload.
+        crc: u64,
+    },
+    /// A worker gives a slot back unwritten, with no copy running.
+    Abort {
+        /// The worker, or the owner of a reservation it never handed out.
+        session: SessionId,
+        /// The slot.
+        slot: SlotRef,
+    },
+    /// A worker attests: no copy for that scheduler session runs, and none will start.
+    Fenced {
+        /// The worker.
+        session: SessionId,
+        /// The ended scheduler session.
+        scheduler: SessionId,
+    },
+    /// Forget these pages of the session's namespace.
+    Forget {
+        /// Who asks.
+        session: SessionId,
+        /// Cache group.
+        group: GroupId,
+        /// Which pages.
+        hashes: &'a [BlockHash],
+    },
+    /// Forget every page of the session's namespace.
+    Reset {
+        /// Who asks.
+        session: SessionId,
+    },
+    /// A segment asked for by [`crate::Effect::GrowSegment`] is mapped and populated.
+    SegmentReady {
+        /// The segment.
+        segment: SegmentId,
+    },
+    /// That segment could not be had.
+    SegmentFailed {
+        /// The segment.
+        segment: SegmentId,
+    },
+    /// Time has passed.
+    Tick,
+}

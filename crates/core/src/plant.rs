@@ -1,0 +1,56 @@
+//! Planted defects: each is one line of the real core, switched on by the simulator to show that its
+//! checkers would notice. Without the `plant` feature every switch is a constant `false`.
+
+/// A defect that can be planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Plant {
+    /// Slots being written by a client are freed when its socket closes.
+    FreeAtSocketClose,
+    /// A cancelled restore gives its pages back while a worker still copies.
+    FreeOnCancel,
+    /// A cancelled operation keeps its bytes charged for ever.
+    LeakOnCancel,
+    /// A lease runs out while a worker copies.
+    ExpireDuringCopy,
+    /// Eviction ignores leases.
+    EvictLeased,
+    /// A repeated query is charged again.
+    DoubleCharge,
+    /// A page is visible before all its shards are committed.
+    PublishBeforeCommit,
+    /// A lower revision replaces a higher one.
+    AcceptStaleRevision,
+    /// Quarantine survives the attestation of a reconnected client.
+    KeepQuarantine,
+}
+
+impl Plant {
+    /// All of them, in order.
+    pub const ALL: [Self; 9] = [
+        Self::FreeAtSocketClose,
+        Self::FreeOnCancel,
+        Self::LeakOnCancel,
+        Self::ExpireDuringCopy,
+        Self::EvictLeased,
+        Self::DoubleCharge,
+        Self::PublishBeforeCommit,
+        Self::AcceptStaleRevision,
+        Self::KeepQuarantine,
+    ];
+
+    /// Command-line name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FreeAtSocketClose => "free-at-socket-close",
+            Self::FreeOnCancel => "free-on-cancel",
+            Self::LeakOnCancel => "leak-on-cancel",
+            Self::ExpireDuringCopy => "expire-during-copy",
+            Self::EvictLeased => "evict-leased",
+            Self::DoubleCharge => "double-charge",
+            Self::PublishBeforeCommit => "publish-before-commit",
+            Self::AcceptStaleRevision => "accept-stale-revision",
+            Self::KeepQuarantine => "keep-quarantine",
+        }
+    }
+}
