@@ -20,7 +20,7 @@ pub use error::WireError;
 pub use frame::{Header, Kind, MAGIC, MAX_PAYLOAD_BYTES, VERSION, write_frame};
 pub use hello::{Hello, HelloGroup, HelloRole, Resume};
 pub use payload::{CommitItem, Hash, Part, Slot};
-pub use reader::FrameReader;
+pub use reader::{Frame, FrameReader};
 pub use to_client::{GrantStatus, GrantedBody, ToClient, WireMiss};
 pub use to_manager::ToManager;
 

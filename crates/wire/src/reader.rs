@@ -5,6 +5,9 @@ use zerocopy::FromBytes;
 
 const HEADER_BYTES: usize = size_of::<Header>();
 
+/// One whole frame: header, its kind, payload.
+pub type Frame<'a> = (Header, Kind, &'a [u8]);
+
 /// Collects bytes of one connection. Holds at most one frame and one read beyond it.
 #[derive(Debug, Default)]
 pub struct FrameReader {
@@ -32,7 +35,7 @@ impl FrameReader {
     ///
     /// # Errors
     /// A frame that is not one; the connection cannot be used any more.
-    pub fn next_frame(&mut self) -> Result<Option<(Header, Kind, &[u8])>, WireError> {
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         let rest = &self.bytes[self.start..];
         let Some(head) = rest.get(..HEADER_BYTES) else { return Ok(None) };
         let Ok(header) = Header::read_from_bytes(head) else { return Ok(None) };

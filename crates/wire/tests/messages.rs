@@ -1,0 +1,150 @@
+//! Payloads: what is encoded is decoded, and no payload can do harm.
+
+mod common;
+
+use common::{TO_CLIENT, TO_MANAGER, fields};
+use orbitkv_wire::{
+    Hello, HelloGroup, HelloRole, Kind, MAX_HASHES, Resume, ToClient, ToManager, WireError,
+};
+use proptest::prelude::*;
+
+proptest! {
+    #[test]
+    fn every_message_to_the_manager_comes_back(fields in fields()) {
+        let mut payload = vec![7];
+        for which in 0..TO_MANAGER {
+            let message = fields.to_manager(which);
+            message.encode(&mut payload);
+            prop_assert_eq!(ToManager::decode(message.kind(), &payload), Ok(message));
+        }
+    }
+
+    #[test]
+    fn every_message_to_a_client_comes_back(fields in fields()) {
+        let mut payload = vec![7];
+        for which in 0..TO_CLIENT {
+            let message = fields.to_client(which);
+            message.encode(&mut payload);
+            prop_assert_eq!(ToClient::decode(message.kind(), &payload), Ok(message));
+        }
+    }
+
+    #[test]
+    fn a_kind_of_the_other_direction_is_refused(fields in fields()) {
+        let mut payload = Vec::new();
+        for which in 0..TO_CLIENT {
+            let message = fields.to_client(which);
+            message.encode(&mut payload);
+            prop_assert_eq!(
+                ToManager::decode(message.kind(), &payload),
+                Err(WireError::Kind(message.kind() as u16))
+            );
+        }
+        for which in 0..TO_MANAGER {
+            let message = fields.to_manager(which);
+            message.encode(&mut payload);
+            prop_assert_eq!(
+                ToClient::decode(message.kind(), &payload),
+                Err(WireError::Kind(message.kind() as u16))
+            );
+        }
+    }
+
+    #[test]
+    fn random_payloads_never_panic_and_what_decodes_encodes_again(
+        kind in prop::sample::select(Kind::ALL),
+        payload in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let mut again = Vec::new();
+        if let Ok(message) = ToManager::decode(kind, &payload) {
+            message.encode(&mut again);
+            prop_assert_eq!(ToManager::decode(kind, &again), Ok(message));
+        }
+        if let Ok(message) = ToClient::decode(kind, &payload) {
+            message.encode(&mut again);
+            prop_assert_eq!(ToClient::decode(kind, &again), Ok(message));
+        }
+        let _ = Hello::decode(&payload);
+    }
+
+    /// Counts that promise more than the payload holds, in the two messages that carry counts.
+    #[test]
+    fn random_counts_never_panic(counts in any::<[u32; 2]>(), rest in prop::collection::vec(0u8..4, 0..200)) {
+        for kind in [Kind::Operation, Kind::Granted] {
+            let mut payload = Vec::new();
+            payload.extend(counts[0].to_le_bytes());
+            payload.extend(counts[1].to_le_bytes());
+            payload.extend(&rest);
+            if let Ok(ToClient::Granted(body)) = ToClient::decode(kind, &payload) {
+                prop_assert!(body.statuses.len() <= MAX_HASHES);
+                prop_assert!((0..body.statuses.len()).all(|i| body.status(i).is_some()));
+            }
+        }
+    }
+}
+
+fn hello() -> Hello {
+    Hello {
+        engine: "vllm".to_owned(),
+        engine_version: "0.29.0".to_owned(),
+        model: "m".to_owned(),
+        role: HelloRole::Worker,
+        rank: 1,
+        world_size: 2,
+        client: "0".repeat(32),
+        epoch: 3,
+        instance: "1".repeat(32),
+        namespace: "2".repeat(64),
+        groups: vec![HelloGroup {
+            group: 0,
+            page_bytes: 1,
+            block_tokens: 16,
+            shard_count: 2,
+            rule: "prefix".to_owned(),
+        }],
+        resume: Some(Resume {
+            session: 9,
+            copies_ended: true,
+        }),
+    }
+}
+
+#[test]
+fn a_hello_comes_back() {
+    let hello = hello();
+    assert_eq!(Hello::decode(&hello.encode().unwrap()), Ok(hello));
+}
+
+#[test]
+fn a_hello_with_a_field_unknown_or_missing_names_it() {
+    let text = String::from_utf8(hello().encode().unwrap()).unwrap();
+    let unknown = text.replacen('{', r#"{"colour":"red","#, 1);
+    let error = Hello::decode(unknown.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("colour"), "{error}");
+    let missing = text.replacen("epoch", "epoque", 1);
+    let error = Hello::decode(missing.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("epoque"), "{error}");
+}
+
+#[test]
+fn more_hashes_than_a_frame_holds_are_refused() {
+    let hashes = vec![[1; 32]; MAX_HASHES + 1];
+    let mut payload = Vec::new();
+    ToManager::Query {
+        group: 0,
+        deadline_ms: 0,
+        hashes: &hashes,
+    }
+    .encode(&mut payload);
+    assert!(matches!(
+        ToManager::decode(Kind::Query, &payload),
+        Err(WireError::TooMany { .. })
+    ));
+    ToManager::Query {
+        group: 0,
+        deadline_ms: 0,
+        hashes: &hashes[1..],
+    }
+    .encode(&mut payload);
+    assert!(ToManager::decode(Kind::Query, &payload).is_ok());
+}
