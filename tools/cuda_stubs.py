@@ -22,6 +22,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 CUDA_LIBRARY = re.compile(r"^lib(cu|nccl|nv)")
 CUDA_SYMBOL = re.compile(r"^_*(cu|nv|nccl)")
 NO_DEVICE = 100  # cudaErrorNoDevice, and CUDA_ERROR_NO_DEVICE of the driver API
@@ -133,7 +134,7 @@ def compile_stub(directory: Path, library: str, versions: dict[str, set[str]]) -
 
 def build_stubs(torch_lib: Path) -> list[str]:
     """Builds the stand-ins that the libraries in `torch_lib` miss and returns their names."""
-    libraries = sorted(path for path in torch_lib.glob("*.so*") if path.is_file())
+    libraries = sorted(path for path in torch_lib.iterdir() if SHARED_LIBRARY.search(path.name))
     if not libraries:
         raise StubError(f"{torch_lib} holds no shared library: is this the lib directory of torch?")
     stubs = plan(read_linkage(libraries), {path.name for path in libraries})
