@@ -21,14 +21,17 @@ def compile_library(out: Path, source: str, *arguments: str) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A directory with libuser.so, linked with a versioned libcudart.so.13 that is no longer there."""
+    """A directory with libuser.so, linked with a versioned libcuexample.so.1 that is no longer there.
+
+    The name is no real CUDA library's: the loader would take one that another test's torch has loaded.
+    """
     version_map = tmp_path / "cudart.map"
-    version_map.write_text("libcudart.so.13 { global: cudaGetDeviceCount; };\n")
-    real = tmp_path / "libcudart.so.13"
+    version_map.write_text("libcuexample.so.1 { global: cudaGetDeviceCount; };\n")
+    real = tmp_path / "libcuexample.so.1"
     compile_library(
         real,
         "int cudaGetDeviceCount(void) { return 0; }",
-        "-Wl,-soname,libcudart.so.13",
+        "-Wl,-soname,libcuexample.so.1",
         f"-Wl,--version-script={version_map}",
     )
     compile_library(
@@ -43,12 +46,12 @@ def linked(tmp_path: Path) -> Path:
 
 
 def test_without_stand_ins_the_library_does_not_load(linked: Path) -> None:
-    with pytest.raises(OSError, match=r"libcudart\.so\.13"):
+    with pytest.raises(OSError, match=r"libcuexample\.so\.1"):
         ctypes.CDLL(str(linked / "libuser.so"))
 
 
 def test_stand_in_loads_and_reports_no_device(linked: Path) -> None:
-    assert cuda_stubs.build_stubs(linked) == ["libcudart.so.13"]
+    assert cuda_stubs.build_stubs(linked) == ["libcuexample.so.1"]
     assert ctypes.CDLL(str(linked / "libuser.so")).devices() == NO_DEVICE
 
 
