@@ -29,7 +29,7 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench lint wheel clean
+.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench lint wheel wheel-test-hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -59,13 +59,15 @@ test-rust:
 	    cargo test --workspace --locked; \
 	fi
 
-test-python: setup
+wheel-test-hooks: setup-tools
 	@$(TOOLS)/python tools/build_wheel.py --test-hooks
+
+test-python: setup wheel-test-hooks
 	@rm -rf $(HOOKS)
 	@$(ENGINE_PYTHON) $(PIP) --target $(HOOKS) dist/test-hooks/orbitkv-*.whl
 	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(ENGINE_PYTHON) -m pytest tests --ignore=tests/wheel
 
-test-wheel: setup wheel
+test-wheel: setup wheel wheel-test-hooks
 	@$(ENGINE_PYTHON) -m pytest tests/wheel
 
 sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted defects
