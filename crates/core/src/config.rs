@@ -4,7 +4,7 @@ use crate::Plant;
 use thiserror::Error;
 
 /// Bytes of the manager's own header in front of each slot's payload, so that an SSD page will be one I/O.
-pub const SLOT_HEADER_BYTES: u64 = 4096;
+pub(crate) const SLOT_HEADER_BYTES: u64 = 4096;
 
 /// Limits and budgets. [`Config::for_pool`] fills in the documented defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Config {
     pub sessions: usize,
     /// Hashes in one request.
     pub hashes_per_request: usize,
+    /// Slots named in one answer: what fits a frame of the protocol.
+    pub parts_per_answer: usize,
     /// A query that has not become ready ends after this.
     pub operation_lifetime_ms: u64,
     /// A ready lease that is not handed out ends after this.
@@ -80,11 +82,18 @@ impl Config {
             operations: 1024,
             sessions: 1024,
             hashes_per_request: 16_384,
+            parts_per_answer: 50_000,
             operation_lifetime_ms: 60_000,
             lease_ttl_ms: 600_000,
             filling_percent: 50,
             plant: None,
         }
+    }
+
+    /// Cap on bytes that are granted to savers and not sealed.
+    pub(crate) fn filling_bytes(&self) -> u64 {
+        let bytes = u128::from(self.pool_bytes) * u128::from(self.filling_percent) / 100;
+        u64::try_from(bytes).unwrap_or(self.pool_bytes)
     }
 
     /// Checks that the values agree with each other.

@@ -1,8 +1,6 @@
 //! What the core wants done. The shell carries effects out in order.
 
-use crate::{
-    BlockHash, NamespaceId, OperationId, Refusal, Revision, SegmentId, SessionId, ShardId, SlotRef,
-};
+use crate::{BlockHash, NamespaceId, OperationId, Refusal, Revision, SegmentId, SessionId, ShardId, SlotRef};
 
 /// One shard of a leased or granted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +26,8 @@ pub enum MissReason {
     Limit,
     /// A lease was not claimed in time.
     Expired,
+    /// The demand is larger than its budget and nothing of it fits now.
+    Budget,
 }
 
 /// The pushed state of a query.

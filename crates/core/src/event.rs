@@ -1,8 +1,7 @@
 //! What happens to the core.
 
 use crate::{
-    BlockHash, ClientId, GroupId, OperationId, Revision, SegmentId, SessionId, SessionSpec, SlotRef,
-    Ticket,
+    BlockHash, ClientId, GroupId, OperationId, Revision, SegmentId, SessionId, SessionSpec, SlotRef, Ticket,
 };
 
 /// A dense foreground demand: the longest sealed prefix of `hashes`.
@@ -173,6 +172,8 @@ pub enum Event<'a> {
         /// Who asks.
         session: SessionId,
     },
+    /// Forget every page that is sealed and not leased, of all namespaces.
+    DropUnleased,
     /// A segment asked for by [`crate::Effect::GrowSegment`] is mapped and populated.
     SegmentReady {
         /// The segment.

@@ -20,11 +20,9 @@ mod instance;
 mod ledger;
 mod marks;
 mod operation;
-mod page;
 mod phase;
 mod plant;
 mod policy;
-mod queue;
 mod refusal;
 mod save;
 mod session;
@@ -37,8 +35,8 @@ pub use counters::Counters;
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart};
 pub use event::{Demand, Event, Evidence, SaveRequest};
 pub use ids::{
-    BlockHash, ClientId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
-    PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
+    BlockHash, ClientId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId, PageKey,
+    Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
 };
 pub use ledger::{Account, Ledger};
 pub use marks::Mark;

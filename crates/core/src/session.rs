@@ -128,4 +128,8 @@ pub(crate) struct Session {
     pub(crate) last_operation: Option<OperationId>,
     /// Live queries and saves.
     pub(crate) operations: usize,
+    /// Slots it may write.
+    pub(crate) writing: usize,
+    /// Operations that wait for its end of copy.
+    pub(crate) owing: usize,
 }

@@ -37,11 +37,17 @@ impl FrameReader {
     /// A frame that is not one; the connection cannot be used any more.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, WireError> {
         let rest = &self.bytes[self.start..];
-        let Some(head) = rest.get(..HEADER_BYTES) else { return Ok(None) };
-        let Ok(header) = Header::read_from_bytes(head) else { return Ok(None) };
+        let Some(head) = rest.get(..HEADER_BYTES) else {
+            return Ok(None);
+        };
+        let Ok(header) = Header::read_from_bytes(head) else {
+            return Ok(None);
+        };
         let kind = header.check()?;
         let end = HEADER_BYTES + header.length.get() as usize;
-        let Some(payload) = rest.get(HEADER_BYTES..end) else { return Ok(None) };
+        let Some(payload) = rest.get(HEADER_BYTES..end) else {
+            return Ok(None);
+        };
         header.verify(payload)?;
         self.start += end;
         Ok(Some((header, kind, payload)))

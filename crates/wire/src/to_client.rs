@@ -21,6 +21,8 @@ pub enum WireMiss {
     Limit = 4,
     /// Lease not claimed in time.
     Expired = 5,
+    /// Larger than its budget, and nothing of it fits now.
+    Budget = 6,
 }
 
 impl WireMiss {
@@ -32,6 +34,7 @@ impl WireMiss {
             3 => Self::Lifetime,
             4 => Self::Limit,
             5 => Self::Expired,
+            6 => Self::Budget,
             _ => return None,
         })
     }
@@ -239,9 +242,9 @@ impl<'a> ToClient<'a> {
         let name = kind.name();
         let shape = || WireError::Shape { kind: name, got: payload.len() };
         Ok(match kind {
-            Kind::Welcome => Self::Welcome {
-                boot: u128::from_le_bytes(payload.try_into().map_err(|_| shape())?),
-            },
+            Kind::Welcome => {
+                Self::Welcome { boot: u128::from_le_bytes(payload.try_into().map_err(|_| shape())?) }
+            }
             Kind::Rejected => Self::Rejected { text: text(payload) },
             Kind::Refused => Self::Refused { text: text(payload) },
             Kind::Operation => decode_operation(name, payload)?,

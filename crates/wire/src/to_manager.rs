@@ -196,7 +196,9 @@ impl<'a> ToManager<'a> {
             Kind::Attest => match payload {
                 [0] => Self::Attest { passed: false },
                 [1] => Self::Attest { passed: true },
-                _ => return Err(WireError::Shape { kind: name, got: payload.len() }),
+                _ => {
+                    return Err(WireError::Shape { kind: name, got: payload.len() });
+                }
             },
             Kind::Query => {
                 let (head, rest) = front::<QueryHead>(name, payload)?;
@@ -210,7 +212,9 @@ impl<'a> ToManager<'a> {
             Kind::CopyDone => decode_copy_done(name, payload)?,
             Kind::BadPage => match front::<Slot>(name, payload)? {
                 (slot, []) => Self::BadPage { slot: *slot },
-                _ => return Err(WireError::Shape { kind: name, got: payload.len() }),
+                _ => {
+                    return Err(WireError::Shape { kind: name, got: payload.len() });
+                }
             },
             Kind::Reserve => decode_reserve(name, payload)?,
             Kind::Commit => Self::Commit(array(name, payload, MAX_SLOTS)?),
@@ -242,7 +246,9 @@ fn decode_reserve<'a>(name: &'static str, payload: &'a [u8]) -> Result<ToManager
     let parent = match head.has_parent.get() {
         0 => None,
         1 => Some(head.parent),
-        got => return Err(WireError::Value { kind: name, what: "has_parent", got: u64::from(got) }),
+        got => {
+            return Err(WireError::Value { kind: name, what: "has_parent", got: u64::from(got) });
+        }
     };
     Ok(ToManager::Reserve {
         group: head.group.get(),

@@ -96,25 +96,14 @@ fn another_version_is_named() {
     frame[4] = 2;
     assert_eq!(read_whole(&frame), Err(WireError::Version { got: 2 }));
     let text = WireError::Version { got: 2 }.to_string();
-    assert!(
-        text.contains("version 2") && text.contains("speaks 1"),
-        "{text}"
-    );
+    assert!(text.contains("version 2") && text.contains("speaks 1"), "{text}");
 }
 
 #[test]
 fn a_length_above_the_limit_is_refused_before_its_bytes_come() {
     let mut frame = framed(Kind::Reset, (1, 1, 1, 1), &[]);
     frame[LENGTH].copy_from_slice(&u32::try_from(MAX_PAYLOAD_BYTES + 1).unwrap().to_le_bytes());
-    assert_eq!(
-        read_whole(&frame),
-        Err(WireError::TooLong {
-            got: MAX_PAYLOAD_BYTES as u64 + 1
-        })
-    );
+    assert_eq!(read_whole(&frame), Err(WireError::TooLong { got: MAX_PAYLOAD_BYTES as u64 + 1 }));
     let over = vec![0; MAX_PAYLOAD_BYTES + 1];
-    assert!(matches!(
-        Header::new(Kind::Commit, 0, 0, 0, 0, &over),
-        Err(WireError::TooLong { .. })
-    ));
+    assert!(matches!(Header::new(Kind::Commit, 0, 0, 0, 0, &over), Err(WireError::TooLong { .. })));
 }

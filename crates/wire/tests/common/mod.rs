@@ -3,8 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use orbitkv_wire::{
-    CommitItem, GrantStatus, GrantedBody, Hash, Kind, Part, Slot, ToClient, ToManager, WireMiss,
-    write_frame,
+    CommitItem, GrantStatus, GrantedBody, Hash, Kind, Part, Slot, ToClient, ToManager, WireMiss, write_frame,
 };
 use proptest::prelude::*;
 
@@ -39,10 +38,7 @@ fn slot() -> impl Strategy<Value = Slot> {
 }
 
 fn part() -> impl Strategy<Value = Part> {
-    (slot(), any::<u64>()).prop_map(|(slot, crc)| Part {
-        slot,
-        crc: crc.into(),
-    })
+    (slot(), any::<u64>()).prop_map(|(slot, crc)| Part { slot, crc: crc.into() })
 }
 
 fn item() -> impl Strategy<Value = CommitItem> {
@@ -65,47 +61,34 @@ fn miss() -> impl Strategy<Value = WireMiss> {
 }
 
 pub(crate) fn fields() -> impl Strategy<Value = Fields> {
-    let numbers = (
-        any::<u16>(),
-        any::<u32>(),
-        any::<u64>(),
-        any::<u128>(),
-        any::<bool>(),
-        any::<Hash>(),
-    );
+    let numbers = (any::<u16>(), any::<u32>(), any::<u64>(), any::<u128>(), any::<bool>(), any::<Hash>());
     let lists = (
         prop::collection::vec(any::<Hash>(), 0..20),
         prop::collection::vec(slot(), 0..20),
         prop::collection::vec(item(), 0..20),
     );
-    let grants = (
-        0u16..4,
-        prop::collection::vec(0u8..4, 0..20),
-        prop::collection::vec(part(), 80),
-    );
-    (numbers, lists, grants, "\\PC{0,40}", miss()).prop_map(
-        |(numbers, lists, grants, text, miss)| {
-            let (group, small, large, boot, flag, hash) = numbers;
-            let (hashes, slots, items) = lists;
-            let (shards, statuses, parts) = grants;
-            Fields {
-                group,
-                small,
-                large,
-                boot,
-                flag,
-                hash,
-                hashes,
-                slots,
-                items,
-                shards,
-                statuses,
-                parts,
-                text,
-                miss,
-            }
-        },
-    )
+    let grants = (0u16..4, prop::collection::vec(0u8..4, 0..20), prop::collection::vec(part(), 80));
+    (numbers, lists, grants, "\\PC{0,40}", miss()).prop_map(|(numbers, lists, grants, text, miss)| {
+        let (group, small, large, boot, flag, hash) = numbers;
+        let (hashes, slots, items) = lists;
+        let (shards, statuses, parts) = grants;
+        Fields {
+            group,
+            small,
+            large,
+            boot,
+            flag,
+            hash,
+            hashes,
+            slots,
+            items,
+            shards,
+            statuses,
+            parts,
+            text,
+            miss,
+        }
+    })
 }
 
 impl Fields {
@@ -114,22 +97,12 @@ impl Fields {
         match which {
             0 => ToManager::Hello(self.text.as_bytes()),
             1 => ToManager::Attest { passed: self.flag },
-            2 => ToManager::Query {
-                group: self.group,
-                deadline_ms: self.small,
-                hashes,
-            },
+            2 => ToManager::Query { group: self.group, deadline_ms: self.small, hashes },
             3 => ToManager::Restore,
             4 => ToManager::Release,
             5 => ToManager::Cancel,
-            6 => ToManager::CopyDone {
-                session: self.large,
-                operation: !self.large,
-                revision: self.small,
-            },
-            7 => ToManager::BadPage {
-                slot: self.parts[0].slot,
-            },
+            6 => ToManager::CopyDone { session: self.large, operation: !self.large, revision: self.small },
+            7 => ToManager::BadPage { slot: self.parts[0].slot },
             8 => ToManager::Reserve {
                 group: self.group,
                 parent: self.flag.then_some(self.hash),
@@ -138,26 +111,15 @@ impl Fields {
             },
             9 => ToManager::Commit(&self.items),
             10 => ToManager::Abort(&self.slots),
-            11 => ToManager::Fenced {
-                scheduler: self.large,
-            },
-            12 => ToManager::Forget {
-                group: self.group,
-                hashes,
-            },
+            11 => ToManager::Fenced { scheduler: self.large },
+            12 => ToManager::Forget { group: self.group, hashes },
             13 => ToManager::Reset,
-            _ => ToManager::CopiesEnded {
-                session: self.large,
-            },
+            _ => ToManager::CopiesEnded { session: self.large },
         }
     }
 
     pub(crate) fn to_client(&self, which: usize) -> ToClient<'_> {
-        let granted = self
-            .statuses
-            .iter()
-            .filter(|s| **s == GrantStatus::Slots as u8)
-            .count();
+        let granted = self.statuses.iter().filter(|s| **s == GrantStatus::Slots as u8).count();
         let pages = self.statuses.len();
         match which {
             0 => ToClient::Welcome { boot: self.boot },
@@ -176,17 +138,9 @@ impl Fields {
             }),
             6 => ToClient::Refused { text: &self.text },
             7 => ToClient::InstanceState { active: self.flag },
-            8 => ToClient::Fence {
-                scheduler: self.large,
-            },
-            9 => ToClient::Segment {
-                segment: self.small,
-                slot_bytes: self.large,
-                bytes: !self.large,
-            },
-            10 => ToClient::SegmentGone {
-                segment: self.small,
-            },
+            8 => ToClient::Fence { scheduler: self.large },
+            9 => ToClient::Segment { segment: self.small, slot_bytes: self.large, bytes: !self.large },
+            10 => ToClient::SegmentGone { segment: self.small },
             _ => ToClient::ResetDone,
         }
     }
@@ -203,11 +157,7 @@ impl Fields {
             message.encode(&mut payload);
             message.kind()
         };
-        framed(
-            kind,
-            (self.large, self.small, !self.large, !self.small),
-            &payload,
-        )
+        framed(kind, (self.large, self.small, !self.large, !self.small), &payload)
     }
 }
 

@@ -1,0 +1,206 @@
+//! Budget first: no page is leased before its bytes are reserved.
+
+use super::Core;
+use crate::instance::Shape;
+use crate::ledger::{Account, Side};
+use crate::{Effect, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
+
+/// What the budgets say to a number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    Now,
+    /// Later; whether only the instance's own budget is in the way.
+    Later {
+        instance_only: bool,
+    },
+    Never,
+}
+
+impl Core {
+    /// First look at a new demand: answered now, or queued.
+    pub(super) fn admit_new(&mut self, ticket: Ticket, shape: Shape, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let (instance, asked) = (op.instance, op.hashes.len());
+        let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
+        let hits = self.index.prefix(Self::keys(op), most).len();
+        if hits == 0 {
+            self.drop_operation(ticket);
+            return self.push_miss(ticket, asked, MissReason::Absent, effects);
+        }
+        let bytes = shape.page_bytes() * hits as u64;
+        match self.fit(instance, bytes) {
+            Fit::Now if self.queue.is_empty() => {
+                self.mark(Mark::AdmittedAtOnce);
+                self.lease(ticket, shape, hits, effects);
+            }
+            Fit::Never => self.bypass(ticket, shape, asked, effects),
+            Fit::Now | Fit::Later { .. } => self.enqueue(ticket, effects),
+        }
+    }
+
+    fn fit(&self, instance: InstanceId, bytes: u64) -> Fit {
+        let own_limit = self.config.query_instance_budget_bytes;
+        if bytes > own_limit || bytes > self.ledger.budget_bytes() {
+            return Fit::Never;
+        }
+        let own = self.ledger.instance_bytes(instance) + bytes <= own_limit;
+        let all = bytes <= self.ledger.free_bytes();
+        if own && all { Fit::Now } else { Fit::Later { instance_only: all } }
+    }
+
+    /// A demand larger than its budget is answered at once with the prefix that fits.
+    fn bypass(&mut self, ticket: Ticket, shape: Shape, asked: usize, effects: &mut Vec<Effect>) {
+        self.counters.budget_bypasses += 1;
+        self.mark(Mark::Bypassed);
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let own_limit = self.config.query_instance_budget_bytes;
+        let own = own_limit.saturating_sub(self.ledger.instance_bytes(op.instance));
+        let pages = own.min(self.ledger.free_bytes()) / shape.page_bytes();
+        if pages == 0 || !self.queue.is_empty() {
+            self.mark(Mark::BypassedToNothing);
+            self.drop_operation(ticket);
+            return self.push_miss(ticket, asked, MissReason::Budget, effects);
+        }
+        self.lease(ticket, shape, usize::try_from(pages).unwrap_or(usize::MAX), effects);
+    }
+
+    fn enqueue(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        self.counters.budget_waits += 1;
+        self.arrivals += 1;
+        let arrival = self.arrivals;
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let place = (op.expires_at, arrival);
+        op.queued = Some(place);
+        self.queue.insert((place.0, place.1, ticket));
+        // Those ahead may wait for the budget of their own instance only.
+        self.wake = true;
+        self.push_state(ticket, effects);
+    }
+
+    /// Bytes came free: admits waiters in order. One that waits for its own instance's budget lets
+    /// others pass; one that waits for the global budget does not.
+    pub(super) fn admit_waiting(&mut self, effects: &mut Vec<Effect>) {
+        let waiting: Vec<Ticket> = self.queue.iter().map(|(_, _, t)| *t).collect();
+        for ticket in waiting {
+            let Some(op) = self.operations.get(&ticket) else {
+                continue;
+            };
+            let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
+            let Some(shape) = self.instances.get(&instance).and_then(|i| i.shape(group)) else {
+                continue;
+            };
+            let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
+            let hits = self.index.prefix(Self::keys(op), most).len();
+            if hits == 0 {
+                self.leave_queue(ticket);
+                self.drop_operation(ticket);
+                self.push_miss(ticket, asked, MissReason::Absent, effects);
+                continue;
+            }
+            match self.fit(instance, shape.page_bytes() * hits as u64) {
+                Fit::Now => {
+                    self.mark(Mark::AdmittedLater);
+                    self.leave_queue(ticket);
+                    self.lease(ticket, shape, hits, effects);
+                }
+                Fit::Later { instance_only: true } => self.mark(Mark::InstanceBudgetBlocked),
+                Fit::Later { instance_only: false } => break,
+                Fit::Never => {
+                    self.leave_queue(ticket);
+                    self.bypass(ticket, shape, asked, effects);
+                }
+            }
+        }
+    }
+
+    pub(super) fn leave_queue(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        if let Some((deadline, arrival)) = op.queued.take() {
+            self.queue.remove(&(deadline, arrival, ticket));
+        }
+    }
+
+    /// Reserves the bytes, leases the longest sealed prefix up to `most` pages and answers.
+    fn lease(&mut self, ticket: Ticket, shape: Shape, most: usize, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let (instance, asked) = (op.instance, op.hashes.len());
+        let pages = self.index.prefix(Self::keys(op), most);
+        let bytes = shape.page_bytes() * pages.len() as u64;
+        self.move_phase(ticket, Trigger::Admit);
+        self.ledger.transfer(Side::Free, Side::Held(instance, Account::Preparing), bytes);
+        // Every page of the answer is in DRAM already; a slower tier would read the others here.
+        self.ledger.transfer(
+            Side::Held(instance, Account::Preparing),
+            Side::Held(instance, Account::Ready),
+            bytes,
+        );
+        self.move_phase(ticket, Trigger::Lease);
+        for page in pages.iter().rev() {
+            self.take_lease(*page);
+        }
+        self.counters.queries += 1;
+        self.counters.ram_pages += pages.len() as u64;
+        self.counters.missed_pages += (asked - pages.len()) as u64;
+        let expires_at = self.now.plus_ms(self.config.lease_ttl_ms);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.charge = Some((Account::Ready, bytes));
+        op.pages = pages;
+        op.hashes = Vec::new();
+        let before = std::mem::replace(&mut op.expires_at, expires_at);
+        self.timers.remove(&(before, ticket));
+        self.timers.insert((expires_at, ticket));
+        self.push_state(ticket, effects);
+    }
+
+    /// Moves an operation on.
+    ///
+    /// # Panics
+    /// If its phase does not allow the trigger: callers check, so this is a bug.
+    pub(super) fn move_phase(&mut self, ticket: Ticket, trigger: Trigger) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let next: Option<Phase> = op.phase.after(trigger);
+        assert!(next.is_some(), "{ticket:?} is {:?}, which does not allow {trigger:?}", op.phase);
+        op.phase = next.unwrap_or(op.phase);
+    }
+
+    /// The defect of charging a repeated request again.
+    pub(super) fn charge_again(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        if let Some((account, bytes)) = op.charge
+            && bytes <= self.ledger.free_bytes()
+        {
+            self.ledger.transfer(Side::Free, Side::Held(op.instance, account), bytes);
+        }
+    }
+
+    /// Removes an operation that owns nothing.
+    pub(super) fn drop_operation(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.remove(&ticket) else {
+            return;
+        };
+        assert!(op.charge.is_none() && op.pages.is_empty() && op.owing.is_empty());
+        if op.expires_at != Micros(u64::MAX) {
+            self.timers.remove(&(op.expires_at, ticket));
+        }
+        if let Some(session) = self.sessions.get_mut(&ticket.session) {
+            session.operations -= 1;
+        }
+        self.forget_idle_session(ticket.session);
+    }
+}

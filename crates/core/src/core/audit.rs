@@ -1,0 +1,137 @@
+//! The core's own books, checked against each other. For tests: cost grows with everything there is.
+
+use super::Core;
+use crate::index::PageState;
+use crate::policy::Policy;
+use crate::slots::SlotState;
+use crate::{Micros, Phase};
+use std::collections::BTreeMap;
+
+/// A failed check, in words.
+type Finding = Result<(), String>;
+
+fn ensure(holds: bool, words: impl FnOnce() -> String) -> Finding {
+    if holds { Ok(()) } else { Err(words()) }
+}
+
+impl Core {
+    /// Compares ledger, slots, index, eviction order, leases, custody and timers with each other.
+    ///
+    /// # Errors
+    /// The first contradiction, in words.
+    pub fn audit(&self) -> Finding {
+        self.audit_ledger()?;
+        self.audit_memory()?;
+        self.audit_pages()?;
+        self.audit_custody()?;
+        self.audit_queue()
+    }
+
+    fn audit_ledger(&self) -> Finding {
+        let charged: u64 = self.operations.values().filter_map(|op| op.charge).map(|(_, b)| b).sum();
+        let reserved = self.ledger.reserved_bytes();
+        ensure(self.ledger.balanced(), || "ledger accounts do not add up".into())?;
+        ensure(charged == reserved, || format!("operations own {charged} bytes, the ledger {reserved}"))?;
+        ensure(reserved <= self.config.query_budget_bytes, || format!("{reserved} bytes are over budget"))?;
+        for instance in self.operations.values().map(|op| op.instance) {
+            let own = self.ledger.instance_bytes(instance);
+            let limit = self.config.query_instance_budget_bytes;
+            ensure(own <= limit, || format!("{instance:?} owns {own} bytes, its budget is {limit}"))?;
+        }
+        Ok(())
+    }
+
+    fn audit_memory(&self) -> Finding {
+        let bytes: u64 = self.slots.segments.values().map(|s| s.bytes).sum();
+        ensure(bytes == self.slots.bytes, || "segment bytes do not add up".into())?;
+        ensure(bytes <= self.config.pool_bytes, || format!("{bytes} bytes of segments are over the pool"))?;
+        let (mut used, mut filling) = (0, 0);
+        for (at, slot) in self.slots.used() {
+            let slot_bytes = self.slots.segments.get(&at.segment).map_or(0, |s| s.class.slot_bytes);
+            used += slot_bytes;
+            if matches!(slot.state, SlotState::Filling(_) | SlotState::Quarantined(_)) {
+                filling += slot_bytes;
+            }
+            let page = slot.page.and_then(|id| self.index.pages.get(id));
+            let linked = page.is_some_and(|p| p.parts.iter().flatten().any(|part| part.slot == at));
+            ensure(linked, || format!("{at:?} is in use and belongs to no page"))?;
+        }
+        ensure(used == self.slots.used_bytes, || "used bytes do not add up".into())?;
+        ensure(filling == self.filling_bytes, || "filling bytes do not add up".into())
+    }
+
+    fn audit_pages(&self) -> Finding {
+        let mut leases: BTreeMap<_, u32> = BTreeMap::new();
+        for page in self.operations.values().flat_map(|op| &op.pages) {
+            *leases.entry(*page).or_default() += 1;
+        }
+        let mut candidates = 0;
+        for (id, page) in &self.index.pages {
+            let seen = self.index.sealed.get(&page.key) == Some(&id);
+            let sealed = page.state == PageState::Sealed;
+            ensure(seen == sealed, || format!("{:?} is {:?}, in the index: {seen}", page.key, page.state))?;
+            let held = leases.remove(&id).unwrap_or(0);
+            ensure(held == page.leases, || {
+                format!("{:?} counts {} leases, has {held}", page.key, page.leases)
+            })?;
+            for part in page.parts.iter().flatten() {
+                let slot = self.slots.get(part.slot);
+                ensure(slot.is_some_and(|s| s.page == Some(id)), || format!("{:?} lost {part:?}", page.key))?;
+                let resident = slot.is_some_and(|s| s.state == SlotState::Resident);
+                ensure(resident || !sealed, || format!("{:?} is visible and not resident", page.key))?;
+            }
+            if let Some(victim) = self.candidate(id) {
+                candidates += 1;
+                ensure(self.policy.contains(victim), || format!("{:?} cannot be evicted", page.key))?;
+            }
+        }
+        ensure(leases.is_empty(), || "a leased page does not exist".into())?;
+        ensure(candidates == self.policy.len(), || "the policy holds pages that must stay".into())?;
+        ensure(self.index.sealed.values().all(|id| self.index.pages.contains_key(*id)), || {
+            "the index names a page that does not exist".into()
+        })
+    }
+
+    fn audit_custody(&self) -> Finding {
+        let mut readers: BTreeMap<_, u32> = BTreeMap::new();
+        let mut owing: BTreeMap<_, usize> = BTreeMap::new();
+        for op in self.operations.values() {
+            for owed in &op.owing {
+                *owing.entry(owed.session).or_default() += 1;
+                for page in op.pages.iter().filter_map(|id| self.index.pages.get(*id)) {
+                    let shard = usize::from(owed.rank) % page.parts.len();
+                    if let Some(part) = page.parts[shard] {
+                        *readers.entry(part.slot).or_default() += 1;
+                    }
+                }
+            }
+        }
+        let mut writing: BTreeMap<_, usize> = BTreeMap::new();
+        for (at, slot) in self.slots.used() {
+            let want = readers.remove(&at).unwrap_or(0);
+            ensure(slot.readers == want, || format!("{at:?} counts {} readers, has {want}", slot.readers))?;
+            if let SlotState::Filling(by) | SlotState::Quarantined(by) = slot.state {
+                *writing.entry(by).or_default() += 1;
+            }
+        }
+        ensure(readers.is_empty(), || "somebody reads a slot that is not in use".into())?;
+        for (id, session) in &self.sessions {
+            let w = writing.remove(id).unwrap_or(0);
+            let o = owing.remove(id).unwrap_or(0);
+            ensure(session.writing == w && session.owing == o, || format!("{id:?} miscounts its custody"))?;
+        }
+        ensure(writing.is_empty() && owing.is_empty(), || "custody of a forgotten session".into())
+    }
+
+    fn audit_queue(&self) -> Finding {
+        for (ticket, op) in &self.operations {
+            let waiting = op.phase == Phase::Waiting;
+            let queued = op.queued.is_some_and(|(d, a)| self.queue.contains(&(d, a, *ticket)));
+            ensure(waiting == queued, || format!("{ticket:?} is {:?}, queued: {queued}", op.phase))?;
+            let timed = self.timers.contains(&(op.expires_at, *ticket));
+            ensure(timed == (op.expires_at != Micros(u64::MAX)), || format!("{ticket:?} lost its timer"))?;
+        }
+        let waiting = self.operations_in(Phase::Waiting);
+        ensure(self.queue.len() == waiting, || "the queue holds an operation that does not wait".into())
+    }
+}

@@ -1,0 +1,167 @@
+//! From a ready lease to its end.
+
+use super::Core;
+use crate::ledger::{Account, Side};
+use crate::operation::Owing;
+use crate::{Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
+
+impl Core {
+    /// The owner hands its lease to the workers: from here on they may read, until each says it is done.
+    pub(super) fn restore(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+        let role = self.session(ticket.session)?.role;
+        let Some(live) = self.live(ticket.session, ticket.operation) else {
+            return Err(Refusal::UnknownOperation);
+        };
+        let Some(op) = self.operations.get(&live) else {
+            return Err(Refusal::UnknownOperation);
+        };
+        if live != ticket {
+            self.mark(Mark::RevisionStale);
+            let (got, current) = (ticket.revision.0, live.revision.0);
+            return Err(Refusal::StaleRevision { got, current });
+        }
+        match op.phase {
+            Phase::Restoring => return Ok(()),
+            Phase::Ready => {}
+            other => {
+                return Err(Refusal::WrongPhase { phase: other.name(), what: "restore" });
+            }
+        }
+        let Some(instance) = self.instances.get(&op.instance) else {
+            return Err(Refusal::NoWorker);
+        };
+        let owing: Vec<Owing> = match role {
+            Role::Worker { rank } => vec![Owing { session: ticket.session, rank }],
+            _ => instance.workers.iter().map(|(&rank, &session)| Owing { session, rank }).collect(),
+        };
+        if owing.is_empty() {
+            return Err(Refusal::NoWorker);
+        }
+        self.hand_out(ticket, owing);
+        Ok(())
+    }
+
+    fn hand_out(&mut self, ticket: Ticket, owing: Vec<Owing>) {
+        self.move_phase(ticket, Trigger::Hand);
+        for owed in &owing {
+            self.count_readers(ticket, *owed, 1);
+            if let Some(session) = self.sessions.get_mut(&owed.session) {
+                session.owing += 1;
+            }
+        }
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.owing = owing;
+        self.counters.restored_pages += op.pages.len() as u64;
+        let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
+        self.timers.remove(&(expiry, ticket));
+        if let Some((_, bytes)) = op.charge {
+            let from = Side::Held(op.instance, Account::Ready);
+            self.ledger.transfer(from, Side::Held(op.instance, Account::Restoring), bytes);
+            op.charge = Some((Account::Restoring, bytes));
+        }
+        if self.planted(Plant::ExpireDuringCopy) {
+            self.timers.insert((expiry, ticket));
+        }
+    }
+
+    /// Adds `by` to the reader count of the slots that a worker's rank copies from.
+    fn count_readers(&mut self, ticket: Ticket, owed: Owing, by: i64) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        for id in &op.pages {
+            let Some(page) = self.index.pages.get(*id) else {
+                continue;
+            };
+            let shard = usize::from(owed.rank) % page.parts.len();
+            let Some(part) = page.parts[shard] else {
+                continue;
+            };
+            if let Some(slot) = self.slots.get_mut(part.slot) {
+                slot.readers = slot.readers.saturating_add_signed(i32::try_from(by).unwrap_or(0));
+            }
+        }
+    }
+
+    /// A worker's part has ended. Unknown tickets are late answers and change nothing.
+    pub(super) fn copy_done(&mut self, session: SessionId, ticket: Ticket) -> Result<(), Refusal> {
+        self.session(session)?;
+        let Some(op) = self.operations.get(&ticket) else {
+            return Ok(());
+        };
+        let draining = op.phase == Phase::Draining;
+        if self.settle(ticket, session) && draining {
+            self.mark(Mark::DrainedByDone);
+        }
+        Ok(())
+    }
+
+    /// The worker owes this operation nothing any more. Returns whether it did.
+    fn settle(&mut self, ticket: Ticket, worker: SessionId) -> bool {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return false;
+        };
+        let Some(place) = op.owing.iter().position(|o| o.session == worker) else {
+            return false;
+        };
+        let owed = op.owing.swap_remove(place);
+        let over = op.phase == Phase::Draining && op.owing.is_empty();
+        self.count_readers(ticket, owed, -1);
+        if let Some(session) = self.sessions.get_mut(&worker) {
+            session.owing -= 1;
+        }
+        if over {
+            self.finish(ticket);
+        }
+        true
+    }
+
+    /// A worker owes nothing any more: to anybody, or to the operations of one owner.
+    pub(super) fn settle_owing(&mut self, worker: SessionId, owner: Option<SessionId>, mark: Mark) {
+        let owed = |t: &Ticket| owner.is_none_or(|o| t.session == o);
+        let tickets: Vec<Ticket> = self.operations.keys().filter(|t| owed(t)).copied().collect();
+        for ticket in tickets {
+            let draining = self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Draining);
+            if self.settle(ticket, worker) && draining {
+                self.mark(mark);
+            }
+        }
+    }
+
+    /// The end: leases are dropped and bytes go back. Only with nobody copying.
+    pub(super) fn finish(&mut self, ticket: Ticket) {
+        while let Some(owed) = self.operations.get(&ticket).and_then(|op| op.owing.first().copied()) {
+            // Reached only by planted defects; the bookkeeping stays consistent so that the checkers,
+            // not an assertion, must find them.
+            self.count_readers(ticket, owed, -1);
+            if let Some(op) = self.operations.get_mut(&ticket) {
+                op.owing.swap_remove(0);
+            }
+            if let Some(session) = self.sessions.get_mut(&owed.session) {
+                session.owing -= 1;
+            }
+        }
+        let Some(mut op) = self.operations.remove(&ticket) else {
+            return;
+        };
+        if let Some((deadline, arrival)) = op.queued.take() {
+            self.queue.remove(&(deadline, arrival, ticket));
+        }
+        self.timers.remove(&(op.expires_at, ticket));
+        if let Some((account, bytes)) = op.charge
+            && !self.planted(Plant::LeakOnCancel)
+        {
+            self.ledger.transfer(Side::Held(op.instance, account), Side::Free, bytes);
+            self.wake = true;
+        }
+        for page in op.pages.into_iter().rev() {
+            self.drop_lease(page);
+        }
+        if let Some(session) = self.sessions.get_mut(&ticket.session) {
+            session.operations -= 1;
+        }
+        self.forget_idle_session(ticket.session);
+    }
+}

@@ -1,0 +1,92 @@
+//! Segments: grown on demand within the pool, shared with the workers of their shard.
+
+use super::{Core, Outcome};
+use crate::slots::Class;
+use crate::{Effect, Mark, NamespaceId, SegmentId, SessionId, ShardId};
+
+/// After a segment could not be had, growth rests this long.
+const GROW_REST_MS: u64 = 1_000;
+
+impl Core {
+    /// Asks for one more segment of a class, if the pool has room. Returns whether one is on its way.
+    pub(super) fn grow(&mut self, class: Class, effects: &mut Vec<Effect>) -> bool {
+        if self.slots.growing(class) {
+            return true;
+        }
+        let room = self.config.pool_bytes - self.slots.bytes;
+        let bytes = self.config.segment_bytes.max(class.slot_bytes).min(room) / 4096 * 4096;
+        if bytes < class.slot_bytes || self.now < self.grow_after {
+            return false;
+        }
+        let segment = self.slots.grow(class, bytes);
+        let Class { namespace, shard, slot_bytes } = class;
+        effects.push(Effect::GrowSegment { segment, namespace, shard, slot_bytes, bytes });
+        true
+    }
+
+    /// A worker's first segments are made when it connects, so that its probe and first saves find them.
+    pub(super) fn grow_first(&mut self, session: SessionId, effects: &mut Vec<Effect>) {
+        for class in self.classes_of(session) {
+            if !self.slots.has(class) {
+                self.grow(class, effects);
+            }
+        }
+    }
+
+    /// The classes of a worker's shards.
+    fn classes_of(&self, session: SessionId) -> Vec<Class> {
+        let Some(known) = self.sessions.get(&session) else {
+            return Vec::new();
+        };
+        let Some(instance) = self.instances.get(&known.instance) else {
+            return Vec::new();
+        };
+        let Some(rank) = known.role.rank() else {
+            return Vec::new();
+        };
+        let namespace = instance.namespace;
+        let shard = |shards: u16| ShardId(rank % shards);
+        instance
+            .shapes()
+            .map(|s| Class { namespace, shard: shard(s.shards), slot_bytes: s.slot_bytes })
+            .collect()
+    }
+
+    /// A worker gets every segment of its shards.
+    pub(super) fn share_segments(&self, session: SessionId, effects: &mut Vec<Effect>) {
+        let classes = self.classes_of(session);
+        let mine = self.slots.segments.iter().filter(|(_, s)| s.ready && classes.contains(&s.class));
+        effects.extend(mine.map(|(&segment, _)| Effect::ShareSegment { segment, session }));
+    }
+
+    pub(super) fn segment_ready(&mut self, segment: SegmentId, effects: &mut Vec<Effect>) -> Option<Outcome> {
+        let class = self.slots.ready(segment)?;
+        let workers = self.instances.values().flat_map(|i| i.workers.values());
+        let open: Vec<SessionId> = workers.copied().collect();
+        for session in open {
+            if self.classes_of(session).contains(&class) {
+                effects.push(Effect::ShareSegment { segment, session });
+            }
+        }
+        None
+    }
+
+    pub(super) fn segment_failed(&mut self, segment: SegmentId) -> Option<Outcome> {
+        let grows = self.slots.segments.get(&segment).is_some_and(|s| !s.ready);
+        if grows {
+            self.mark(Mark::SegmentFailed);
+            self.grow_after = self.now.plus_ms(GROW_REST_MS);
+            self.drop_segment(segment);
+        }
+        None
+    }
+
+    /// Takes an empty segment out of the books.
+    pub(super) fn drop_segment(&mut self, segment: SegmentId) {
+        let namespace: Option<NamespaceId> = self.slots.segments.get(&segment).map(|s| s.class.namespace);
+        self.slots.remove(segment);
+        if let Some(namespace) = namespace {
+            self.retire_namespace(namespace);
+        }
+    }
+}

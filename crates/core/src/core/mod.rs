@@ -1,0 +1,177 @@
+//! The state machine: one struct, its parts split by noun.
+
+mod admission;
+mod audit;
+mod eviction;
+mod leases;
+mod memory;
+mod pages;
+mod queries;
+mod saves;
+mod sessions;
+mod timers;
+mod views;
+
+use crate::index::Index;
+use crate::instance::Instance;
+use crate::ledger::Ledger;
+use crate::marks::Marks;
+use crate::operation::Operation;
+use crate::policy::LeafLru;
+use crate::save::Save;
+use crate::session::Session;
+use crate::slots::Slots;
+use crate::{
+    ClientId, Config, ConfigError, Counters, Effect, Event, InstanceId, Mark, Micros, NamespaceDigest,
+    NamespaceId, OperationId, Plant, Refusal, Revision, SessionId, Ticket,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Everything the cache manager knows. See the crate documentation.
+#[derive(Debug)]
+pub struct Core {
+    config: Config,
+    now: Micros,
+    sessions: BTreeMap<SessionId, Session>,
+    clients: BTreeMap<ClientId, SessionId>,
+    instances: BTreeMap<InstanceId, Instance>,
+    namespaces: BTreeMap<NamespaceDigest, NamespaceId>,
+    next_namespace: u32,
+    operations: BTreeMap<Ticket, Operation>,
+    saves: BTreeMap<(SessionId, OperationId), Save>,
+    /// Waiting demands: deadline, arrival, name.
+    queue: BTreeSet<(Micros, u64, Ticket)>,
+    arrivals: u64,
+    /// Operations that end by themselves.
+    timers: BTreeSet<(Micros, Ticket)>,
+    ledger: Ledger,
+    index: Index,
+    slots: Slots,
+    policy: LeafLru,
+    /// Bytes of slots that are granted and not committed.
+    filling_bytes: u64,
+    /// Grows with every use of a page.
+    clock: u64,
+    /// No growth before this time, after a failure.
+    grow_after: Micros,
+    /// Budget was freed in this step.
+    wake: bool,
+    counters: Counters,
+    marks: Marks,
+}
+
+impl Core {
+    /// An empty core.
+    ///
+    /// # Errors
+    /// A configuration that contradicts itself.
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        Ok(Self {
+            ledger: Ledger::new(config.query_budget_bytes),
+            config,
+            now: Micros::default(),
+            sessions: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            next_namespace: 0,
+            operations: BTreeMap::new(),
+            saves: BTreeMap::new(),
+            queue: BTreeSet::new(),
+            arrivals: 0,
+            timers: BTreeSet::new(),
+            index: Index::default(),
+            slots: Slots::default(),
+            policy: LeafLru::default(),
+            filling_bytes: 0,
+            clock: 0,
+            grow_after: Micros::default(),
+            wake: false,
+            counters: Counters::default(),
+            marks: Marks::default(),
+        })
+    }
+
+    /// Takes one event. Time never goes back: an earlier `now` counts as the latest one seen.
+    /// Effects are appended in the order in which they must be carried out.
+    pub fn step(&mut self, now: Micros, event: Event<'_>, effects: &mut Vec<Effect>) {
+        self.now = self.now.max(now);
+        self.expire(effects);
+        if let Some((session, operation, Err(refusal))) = self.dispatch(event, effects) {
+            self.counters.refusals += 1;
+            effects.push(Effect::Refused { session, operation, refusal });
+        }
+        if std::mem::take(&mut self.wake) {
+            self.admit_waiting(effects);
+        }
+    }
+
+    /// Carries the event out. `None` for events that nobody can be refused for.
+    fn dispatch(&mut self, event: Event<'_>, effects: &mut Vec<Effect>) -> Option<Outcome> {
+        match event {
+            Event::SessionOpened { session, client, epoch, spec } => {
+                Some((session, None, self.open(session, client, epoch, spec, effects)))
+            }
+            Event::SessionClosed { session } => self.closed(session, effects),
+            Event::SessionGone { session, evidence } => self.gone(session, evidence, effects),
+            Event::DropUnleased => self.drop_unleased(),
+            Event::SegmentReady { segment } => self.segment_ready(segment, effects),
+            Event::SegmentFailed { segment } => self.segment_failed(segment),
+            Event::Tick => None,
+            Event::Query { session, operation, revision, .. }
+            | Event::Restore { session, operation, revision }
+            | Event::Release { session, operation, revision }
+            | Event::Cancel { session, operation, revision }
+            | Event::Reserve { session, operation, revision, .. } => {
+                let result = self.own(Ticket { session, operation, revision }, event, effects);
+                Some((session, Some((operation, revision)), result))
+            }
+            Event::Attest { session, .. }
+            | Event::CopyDone { session, .. }
+            | Event::BadPage { session, .. }
+            | Event::Commit { session, .. }
+            | Event::Abort { session, .. }
+            | Event::Fenced { session, .. }
+            | Event::Forget { session, .. }
+            | Event::Reset { session } => Some((session, None, self.report(event, effects))),
+        }
+    }
+
+    /// Requests about an operation of the session's own.
+    fn own(&mut self, ticket: Ticket, event: Event<'_>, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        match event {
+            Event::Query { demand, .. } => self.query(ticket, &demand, effects),
+            Event::Reserve { request, .. } => self.reserve(ticket, &request, effects),
+            Event::Restore { .. } => self.restore(ticket),
+            _ => self.cancel(ticket),
+        }
+    }
+
+    /// What a session says of itself, of its copies and of its namespace.
+    fn report(&mut self, event: Event<'_>, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
+        match event {
+            Event::Attest { session, passed } => self.attest(session, passed, effects),
+            Event::CopyDone { session, ticket } => self.copy_done(session, ticket),
+            Event::BadPage { session, slot } => self.bad_page(session, slot),
+            Event::Commit { session, slot, hash, crc } => self.commit(session, slot, hash, crc),
+            Event::Abort { session, slot } => self.abort(session, slot),
+            Event::Fenced { session, scheduler } => self.fenced(session, scheduler),
+            Event::Forget { session, group, hashes } => self.forget(session, group, hashes),
+            Event::Reset { session } => self.reset(session),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether that defect is planted. Constant `false` without the feature.
+    fn planted(&self, plant: Plant) -> bool {
+        cfg!(feature = "plant") && self.config.plant == Some(plant)
+    }
+
+    fn mark(&mut self, mark: Mark) {
+        self.marks.hit(mark);
+    }
+}
+
+/// Who asked, about what, and how it went.
+type Outcome = (SessionId, Option<(OperationId, Revision)>, Result<(), Refusal>);

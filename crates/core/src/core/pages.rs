@@ -1,0 +1,227 @@
+//! Pages: sealed, leased, condemned, gone.
+
+use super::{Core, Outcome};
+use crate::index::{Page, PageId, PageState};
+use crate::policy::{Policy, Pool, Victim};
+use crate::slots::SlotState;
+use crate::{BlockHash, GroupId, Mark, PageKey, Refusal, SessionId, SlotRef};
+
+impl Core {
+    /// The page as a candidate for eviction, if it is one.
+    pub(super) fn candidate(&self, id: PageId) -> Option<Victim> {
+        let page = self.index.pages.get(id)?;
+        if page.state != PageState::Sealed || page.leases > 0 || page.children > 0 {
+            return None;
+        }
+        self.as_victim(id, page)
+    }
+
+    pub(super) fn as_victim(&self, id: PageId, page: &Page) -> Option<Victim> {
+        let at = page.parts.iter().flatten().next()?.slot;
+        let slot_bytes = self.slots.segments.get(&at.segment)?.class.slot_bytes;
+        let pool = Pool { namespace: page.key.namespace, slot_bytes };
+        Some(Victim { pool, page: id, last_use: page.last_use })
+    }
+
+    /// Puts the page before or behind the policy's door, as its state says.
+    fn reconsider(&mut self, id: PageId) {
+        if let Some(victim) = self.candidate(id) {
+            self.policy.add(victim);
+        }
+    }
+
+    fn withdraw(&mut self, id: PageId) {
+        if let Some(victim) = self.candidate(id) {
+            self.policy.remove(victim);
+        }
+    }
+
+    /// Marks the page as just used.
+    pub(super) fn touch(&mut self, id: PageId) {
+        self.withdraw(id);
+        self.clock += 1;
+        if let Some(page) = self.index.pages.get_mut(id) {
+            page.last_use = self.clock;
+        }
+        self.reconsider(id);
+    }
+
+    pub(super) fn take_lease(&mut self, id: PageId) {
+        self.withdraw(id);
+        self.clock += 1;
+        if let Some(page) = self.index.pages.get_mut(id) {
+            page.last_use = self.clock;
+            page.leases += 1;
+        }
+    }
+
+    pub(super) fn drop_lease(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        page.leases -= 1;
+        self.reconsider(id);
+        self.free_condemned(id);
+    }
+
+    /// Makes a complete page visible, or frees it if somebody was faster.
+    pub(super) fn seal(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get(id) else {
+            return;
+        };
+        let (key, parent_hash, depth) = (page.key, page.parent_hash, page.depth);
+        if self.index.sealed.contains_key(&key) {
+            self.mark(Mark::DuplicateCommit);
+            self.counters.duplicate_pages += 1;
+            return self.condemn(id);
+        }
+        self.mark(Mark::Sealed);
+        self.counters.committed_pages += 1;
+        self.clock += 1;
+        let above = parent_hash.and_then(|hash| self.index.sealed.get(&PageKey { hash, ..key }).copied());
+        let parent = above.filter(|id| self.index.pages.get(*id).is_some_and(|p| p.depth + 1 == depth));
+        if let Some(parent) = parent {
+            self.withdraw(parent);
+            if let Some(page) = self.index.pages.get_mut(parent) {
+                page.children += 1;
+            }
+        }
+        self.remove_pending(id);
+        self.index.sealed.insert(key, id);
+        if let Some(page) = self.index.pages.get_mut(id) {
+            page.state = PageState::Sealed;
+            page.parent = parent;
+            page.last_use = self.clock;
+        }
+        self.reconsider(id);
+    }
+
+    fn remove_pending(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get(id) else {
+            return;
+        };
+        let place = (page.saver.instance, page.key);
+        if self.index.pending.get(&place) == Some(&id) {
+            self.index.pending.remove(&place);
+        }
+    }
+
+    /// Takes the page out of sight for good. Memory goes as soon as leases and custody allow.
+    pub(super) fn condemn(&mut self, id: PageId) {
+        self.withdraw(id);
+        self.remove_pending(id);
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        let was = std::mem::replace(&mut page.state, PageState::Condemned);
+        let (key, parent, leased) = (page.key, page.parent.take(), page.leases > 0);
+        match was {
+            PageState::Condemned => return,
+            PageState::Filling => self.counters.aborted_pages += 1,
+            PageState::Sealed => {
+                self.index.sealed.remove(&key);
+            }
+        }
+        if leased {
+            self.mark(Mark::CondemnedWhileLeased);
+        }
+        if let Some(parent) = parent
+            && let Some(above) = self.index.pages.get_mut(parent)
+        {
+            above.children -= 1;
+            if self.candidate(parent).is_some() {
+                self.mark(Mark::ParentBecameLeaf);
+            }
+            self.reconsider(parent);
+        }
+        self.free_condemned(id);
+    }
+
+    /// Frees the slots of a condemned page that nobody leases or touches; the page goes with the last.
+    pub(super) fn free_condemned(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        if page.state != PageState::Condemned || page.leases > 0 {
+            return;
+        }
+        for part in &mut page.parts {
+            let Some(at) = part.map(|p| p.slot) else {
+                continue;
+            };
+            let untouched = self.slots.get(at).is_some_and(|s| {
+                s.readers == 0 && !matches!(s.state, SlotState::Filling(_) | SlotState::Quarantined(_))
+            });
+            if untouched {
+                self.slots.free(at);
+                *part = None;
+            }
+        }
+        if page.parts.iter().all(Option::is_none) {
+            self.index.pages.remove(id);
+        }
+    }
+
+    /// A worker read bytes that do not match their checksum.
+    pub(super) fn bad_page(&mut self, session: SessionId, at: SlotRef) -> Result<(), Refusal> {
+        let namespace = self.namespace_of(session)?;
+        let Some(id) = self.slots.get(at).and_then(|s| s.page) else {
+            return Ok(());
+        };
+        let sealed = self
+            .index
+            .pages
+            .get(id)
+            .is_some_and(|p| p.key.namespace == namespace && p.state == PageState::Sealed);
+        if sealed {
+            self.mark(Mark::BadPage);
+            self.counters.bad_pages += 1;
+            self.condemn(id);
+        }
+        Ok(())
+    }
+
+    pub(super) fn forget(
+        &mut self,
+        session: SessionId,
+        group: GroupId,
+        hashes: &[BlockHash],
+    ) -> Result<(), Refusal> {
+        let namespace = self.namespace_of(session)?;
+        self.check_count(hashes.len())?;
+        for &hash in hashes {
+            if let Some(&id) = self.index.sealed.get(&PageKey { namespace, group, hash }) {
+                self.counters.dropped_pages += 1;
+                self.condemn(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages being saved count too: their bytes were computed before the reset.
+    pub(super) fn reset(&mut self, session: SessionId) -> Result<(), Refusal> {
+        let namespace = self.namespace_of(session)?;
+        self.mark(Mark::Reset);
+        self.condemn_all(|page| page.key.namespace == namespace);
+        Ok(())
+    }
+
+    pub(super) fn drop_unleased(&mut self) -> Option<Outcome> {
+        self.condemn_all(|page| page.state == PageState::Sealed && page.leases == 0);
+        None
+    }
+
+    fn condemn_all(&mut self, which: impl Fn(&Page) -> bool) {
+        let all = self.index.pages.iter();
+        let ids: Vec<_> = all.filter(|(_, page)| which(page)).map(|(id, p)| (id, p.state)).collect();
+        for (id, state) in ids {
+            self.counters.dropped_pages += u64::from(state == PageState::Sealed);
+            self.condemn(id);
+        }
+    }
+
+    fn namespace_of(&self, session: SessionId) -> Result<crate::NamespaceId, Refusal> {
+        let instance = self.session(session)?.instance;
+        self.instances.get(&instance).map(|i| i.namespace).ok_or(Refusal::UnknownSession)
+    }
+}

@@ -1,0 +1,244 @@
+//! Foreground demands, from the request to the final state.
+
+use super::Core;
+use crate::instance::Shape;
+use crate::operation::{Operation, demand_digest};
+use crate::session::Session;
+use crate::{
+    Demand, Effect, GroupId, Mark, Micros, MissReason, OperationId, OperationOutcome, PageKey, Phase, Plant,
+    Refusal, Revision, Ticket,
+};
+
+impl Core {
+    pub(super) fn query(
+        &mut self,
+        ticket: Ticket,
+        demand: &Demand<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let session = self.session(ticket.session)?;
+        self.check_owner(session, demand.group, "query")?;
+        let shape = self.shape_of(session, demand.group)?;
+        self.check_count(demand.hashes.len())?;
+        if let Some(live) = self.live(ticket.session, ticket.operation) {
+            if live.revision == ticket.revision {
+                return self.replay_query(ticket, demand, effects);
+            }
+            self.supersede(live, ticket)?;
+        } else {
+            self.claim_id(ticket)?;
+        }
+        self.begin_query(ticket, demand, shape, effects);
+        Ok(())
+    }
+
+    /// Probe operations belong to workers, all others to schedulers.
+    pub(super) fn check_owner(
+        &self,
+        session: &Session,
+        group: GroupId,
+        what: &'static str,
+    ) -> Result<(), Refusal> {
+        let fits = match group {
+            GroupId::PROBE => session.role.rank().is_some(),
+            _ => session.role.schedules(),
+        };
+        if fits { Ok(()) } else { Err(Refusal::WrongRole { role: session.role.name(), what }) }
+    }
+
+    pub(super) fn shape_of(&self, session: &Session, group: GroupId) -> Result<Shape, Refusal> {
+        let instance = self.instances.get(&session.instance).ok_or(Refusal::UnknownSession)?;
+        instance.shape(group).ok_or(Refusal::UnknownGroup(group.0))
+    }
+
+    pub(super) fn check_count(&self, got: usize) -> Result<(), Refusal> {
+        let max = self.config.hashes_per_request;
+        if got == 0 || got > max { Err(Refusal::HashCount { got, max }) } else { Ok(()) }
+    }
+
+    /// The revision of an operation whose interest has not ended.
+    pub(super) fn live(&self, session: crate::SessionId, operation: OperationId) -> Option<Ticket> {
+        let first = Ticket { session, operation, revision: Revision(0) };
+        let last = Ticket { session, operation, revision: Revision(u32::MAX) };
+        let mut revisions = self.operations.range(first..=last);
+        revisions.find(|(_, op)| op.phase != Phase::Draining).map(|(ticket, _)| *ticket)
+    }
+
+    /// Operation ids only grow, so an id that is not live and not new has ended.
+    pub(super) fn claim_id(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get_mut(&ticket.session) else {
+            return Err(Refusal::UnknownSession);
+        };
+        if session.last_operation.is_some_and(|last| ticket.operation <= last) {
+            self.mark(Mark::OperationRetired);
+            return Err(Refusal::RetiredOperation);
+        }
+        session.last_operation = Some(ticket.operation);
+        Ok(())
+    }
+
+    /// A higher revision replaces the live one and drains it; a lower one is stale.
+    fn supersede(&mut self, live: Ticket, ticket: Ticket) -> Result<(), Refusal> {
+        if ticket.revision < live.revision && !self.planted(Plant::AcceptStaleRevision) {
+            self.mark(Mark::RevisionStale);
+            let (got, current) = (ticket.revision.0, live.revision.0);
+            return Err(Refusal::StaleRevision { got, current });
+        }
+        self.mark(Mark::RevisionReplaced);
+        self.stop(live);
+        Ok(())
+    }
+
+    /// The same request again, because a reply may have been lost: the same answer, no new charge.
+    fn replay_query(
+        &mut self,
+        ticket: Ticket,
+        demand: &Demand<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let Some(op) = self.operations.get(&ticket) else {
+            return Err(Refusal::UnknownOperation);
+        };
+        if op.digest != demand_digest(demand) {
+            self.mark(Mark::ParametersChanged);
+            return Err(Refusal::ParametersChanged);
+        }
+        self.mark(Mark::QueryReplayed);
+        if self.planted(Plant::DoubleCharge) {
+            self.charge_again(ticket);
+        }
+        self.push_state(ticket, effects);
+        Ok(())
+    }
+
+    fn begin_query(&mut self, ticket: Ticket, demand: &Demand<'_>, shape: Shape, effects: &mut Vec<Effect>) {
+        let asked = demand.hashes.len();
+        let Ok(session) = self.session(ticket.session) else {
+            return;
+        };
+        let (instance, used) = (session.instance, session.operations);
+        let Some(known) = self.instances.get(&instance) else {
+            return;
+        };
+        let (namespace, active) = (known.namespace, known.active);
+        if !active && demand.group != GroupId::PROBE {
+            self.mark(Mark::InactiveMiss);
+            return self.push_miss(ticket, asked, MissReason::Inactive, effects);
+        }
+        if used >= self.config.operations_per_session || self.open_operations() >= self.config.operations {
+            self.mark(Mark::LimitMiss);
+            return self.push_miss(ticket, asked, MissReason::Limit, effects);
+        }
+        let deadline = demand.deadline_ms.map(|ms| self.now.plus_ms(u64::from(ms)));
+        let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
+        let expires_at = deadline.unwrap_or(lifetime).min(lifetime);
+        let operation = Operation {
+            instance,
+            namespace,
+            group: demand.group,
+            phase: Phase::Waiting,
+            digest: demand_digest(demand),
+            hashes: demand.hashes.to_vec(),
+            pages: Vec::new(),
+            charge: None,
+            expires_at,
+            queued: None,
+            by_deadline: deadline.is_some_and(|d| d < lifetime),
+            owing: Vec::new(),
+        };
+        self.operations.insert(ticket, operation);
+        self.timers.insert((expires_at, ticket));
+        if let Some(session) = self.sessions.get_mut(&ticket.session) {
+            session.operations += 1;
+        }
+        self.admit_new(ticket, shape, effects);
+    }
+
+    /// Queries and saves that are not over.
+    pub(super) fn open_operations(&self) -> usize {
+        self.operations.len() + self.saves.len()
+    }
+
+    /// Keys of an operation that still has its hashes.
+    pub(super) fn keys(op: &Operation) -> impl Iterator<Item = PageKey> + '_ {
+        let (namespace, group) = (op.namespace, op.group);
+        op.hashes.iter().map(move |&hash| PageKey { namespace, group, hash })
+    }
+
+    /// Final answer without pages, for a query that owns nothing.
+    pub(super) fn push_miss(
+        &mut self,
+        ticket: Ticket,
+        asked: usize,
+        reason: MissReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.counters.queries += 1;
+        self.counters.missed_pages += asked as u64;
+        effects.push(outcome(ticket, OperationOutcome::Miss(reason)));
+    }
+
+    /// Tells the owner where its query stands.
+    pub(super) fn push_state(&self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let state = match op.phase {
+            Phase::Waiting | Phase::Preparing => OperationOutcome::Waiting,
+            Phase::Ready | Phase::Restoring | Phase::Draining => {
+                let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));
+                let shards = pages.clone().next().map_or(0, |p| p.parts.len());
+                OperationOutcome::Ready {
+                    pages: u32::try_from(op.pages.len()).unwrap_or(u32::MAX),
+                    shards: u16::try_from(shards).unwrap_or(u16::MAX),
+                    parts: pages.flat_map(|p| p.parts.iter().flatten().copied()).collect(),
+                }
+            }
+        };
+        effects.push(outcome(ticket, state));
+    }
+
+    /// Cancel and release: interest ends, whatever the phase. Idempotent.
+    pub(super) fn cancel(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+        self.session(ticket.session)?;
+        if let Some(live) = self.live(ticket.session, ticket.operation) {
+            if ticket.revision < live.revision {
+                self.mark(Mark::RevisionStale);
+                let (got, current) = (ticket.revision.0, live.revision.0);
+                return Err(Refusal::StaleRevision { got, current });
+            }
+            self.stop(live);
+        }
+        Ok(())
+    }
+
+    /// Ends interest. What workers still copy stays charged and leased until they are done.
+    pub(super) fn stop(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        if op.phase == Phase::Draining {
+            return;
+        }
+        let copying = !op.owing.is_empty();
+        let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
+        self.timers.remove(&(expiry, ticket));
+        if let Some((deadline, arrival)) = op.queued.take() {
+            self.queue.remove(&(deadline, arrival, ticket));
+            self.wake = true;
+        }
+        op.phase = Phase::Draining;
+        if copying {
+            self.mark(Mark::CancelDuringCopy);
+        }
+        if !copying || self.planted(Plant::FreeOnCancel) {
+            self.finish(ticket);
+        }
+    }
+}
+
+/// The effect that carries a state.
+fn outcome(ticket: Ticket, outcome: OperationOutcome) -> Effect {
+    let Ticket { session, operation, revision } = ticket;
+    Effect::Operation { session, operation, revision, outcome }
+}

@@ -1,0 +1,389 @@
+//! Saves: reserve, commit, abort.
+
+use super::Core;
+use super::eviction::Room;
+use crate::index::{Page, PageId, PageState, Saver};
+use crate::instance::Shape;
+use crate::operation::digest;
+use crate::save::Save;
+use crate::slots::{Class, SlotState};
+use crate::{
+    BlockHash, Effect, Grant, GroupId, InstanceId, Mark, NamespaceId, PageGrant, PageKey, PagePart, Plant,
+    Refusal, SaveRequest, SessionId, ShardId, SlotRef, Ticket,
+};
+
+/// Where the pages of one reservation go.
+#[derive(Clone, Copy)]
+struct Target {
+    namespace: NamespaceId,
+    instance: InstanceId,
+    shape: Shape,
+    first_shard: u16,
+}
+
+impl Core {
+    pub(super) fn reserve(
+        &mut self,
+        ticket: Ticket,
+        request: &SaveRequest<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let session = self.session(ticket.session)?;
+        self.check_owner(session, request.group, "reserve")?;
+        let shape = self.shape_of(session, request.group)?;
+        self.check_count(request.hashes.len())?;
+        let (used, instance) = (session.operations, session.instance);
+        let probe = request.group == GroupId::PROBE;
+        let first_shard = if probe { self.probe_shard(session.role.rank(), instance) } else { 0 };
+        let Some(known) = self.instances.get(&instance) else {
+            return Err(Refusal::UnknownSession);
+        };
+        let (namespace, open) = (known.namespace, known.active || probe);
+        if self.replay_reserve(ticket, request, effects)? {
+            return Ok(());
+        }
+        let max = self.config.operations_per_session;
+        if used >= max || self.open_operations() >= self.config.operations {
+            return Err(Refusal::Limit { what: "operations", max });
+        }
+        self.claim_id(ticket)?;
+        let target = Target { namespace, instance, shape, first_shard };
+        let grants = self.grant_all(ticket, request, target, open, effects);
+        self.keep_save(ticket, request, &grants);
+        let Ticket { session, operation, revision } = ticket;
+        effects.push(Effect::Granted { session, operation, revision, grants });
+        Ok(())
+    }
+
+    fn probe_shard(&self, rank: Option<u16>, instance: InstanceId) -> u16 {
+        let shards = self.instances.get(&instance).and_then(|i| i.groups.first()).map(|g| g.shard_count);
+        rank.unwrap_or(0) % shards.unwrap_or(1)
+    }
+
+    /// The same request again: the same answer.
+    fn replay_reserve(
+        &mut self,
+        ticket: Ticket,
+        request: &SaveRequest<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<bool, Refusal> {
+        let Some(save) = self.saves.get(&(ticket.session, ticket.operation)) else {
+            return Ok(false);
+        };
+        if save.revision != ticket.revision {
+            let (got, current) = (ticket.revision.0, save.revision.0);
+            self.mark(Mark::RevisionStale);
+            return Err(Refusal::StaleRevision { got, current });
+        }
+        if save.digest != request_digest(request) {
+            self.mark(Mark::ParametersChanged);
+            return Err(Refusal::ParametersChanged);
+        }
+        let grants = save.grants.clone();
+        self.mark(Mark::ReserveReplayed);
+        let Ticket { session, operation, revision } = ticket;
+        effects.push(Effect::Granted { session, operation, revision, grants });
+        Ok(true)
+    }
+
+    /// Grants page by page. After the first page that gets no slot the rest gets none either: a chain
+    /// with a hole serves nothing behind it, and looking for room again would only evict more.
+    fn grant_all(
+        &mut self,
+        ticket: Ticket,
+        request: &SaveRequest<'_>,
+        target: Target,
+        open: bool,
+        effects: &mut Vec<Effect>,
+    ) -> Vec<PageGrant> {
+        let mut parent = request.parent;
+        let mut stopped = (!open).then_some(Grant::Refused);
+        let mut grants = Vec::with_capacity(request.hashes.len());
+        for (i, &hash) in request.hashes.iter().enumerate() {
+            let depth = request.first_depth.saturating_add(u32::try_from(i).unwrap_or(u32::MAX));
+            let key = PageKey { namespace: target.namespace, group: request.group, hash };
+            let grant = match &stopped {
+                Some(grant) => grant.clone(),
+                None => self.grant(ticket, key, (parent, depth), target, effects),
+            };
+            match &grant {
+                Grant::Busy | Grant::Refused => {
+                    self.counters.refused_pages += 1;
+                    stopped = Some(grant.clone());
+                }
+                Grant::Slots(_) => self.counters.granted_pages += 1,
+                Grant::Exists => {}
+            }
+            grants.push(PageGrant { hash, grant });
+            parent = Some(hash);
+        }
+        grants
+    }
+
+    fn grant(
+        &mut self,
+        ticket: Ticket,
+        key: PageKey,
+        place: (Option<BlockHash>, u32),
+        target: Target,
+        effects: &mut Vec<Effect>,
+    ) -> Grant {
+        if let Some(&page) = self.index.sealed.get(&key) {
+            self.mark(Mark::ReserveExists);
+            self.touch(page);
+            return Grant::Exists;
+        }
+        if self.index.pending.contains_key(&(target.instance, key)) {
+            self.mark(Mark::ReservePending);
+            return Grant::Exists;
+        }
+        // At least one page may always be in flight, however small the pool.
+        let cap = self.config.filling_bytes().max(target.shape.page_bytes());
+        if self.filling_bytes + target.shape.page_bytes() > cap {
+            self.mark(Mark::FillingCapped);
+            return Grant::Busy;
+        }
+        let Some(writers) = self.writers(target) else {
+            return Grant::Refused;
+        };
+        for (class, _) in &writers {
+            match self.make_room(*class, effects) {
+                Room::Now => {}
+                Room::Soon => {
+                    self.mark(Mark::ReserveBusy);
+                    return Grant::Busy;
+                }
+                Room::No => {
+                    self.mark(Mark::ReserveRefused);
+                    return Grant::Refused;
+                }
+            }
+        }
+        self.fill(ticket, key, place, target, &writers)
+    }
+
+    /// Class and writing worker of each shard; `None` if a rank is not connected.
+    fn writers(&self, target: Target) -> Option<Vec<(Class, SessionId)>> {
+        let instance = self.instances.get(&target.instance)?;
+        let shards = target.first_shard..target.first_shard + target.shape.shards;
+        let (namespace, slot_bytes) = (target.namespace, target.shape.slot_bytes);
+        shards
+            .map(|rank| {
+                let worker = *instance.workers.get(&rank)?;
+                Some((Class { namespace, shard: ShardId(rank), slot_bytes }, worker))
+            })
+            .collect()
+    }
+
+    /// Takes the slots. Evicting for one shard may have used the room of another, so all are checked.
+    fn fill(
+        &mut self,
+        ticket: Ticket,
+        key: PageKey,
+        (parent_hash, depth): (Option<BlockHash>, u32),
+        target: Target,
+        writers: &[(Class, SessionId)],
+    ) -> Grant {
+        let Ticket { session, operation, .. } = ticket;
+        let saver = Saver { instance: target.instance, session, operation };
+        let id = self.index.pages.insert(Page {
+            key,
+            state: PageState::Filling,
+            parts: Vec::new(),
+            committed: 0,
+            parent_hash,
+            depth,
+            parent: None,
+            children: 0,
+            leases: 0,
+            last_use: 0,
+            saver,
+        });
+        let mut parts = Vec::with_capacity(writers.len());
+        for &(class, writer) in writers {
+            let Some(slot) = self.slots.take(class, id, writer) else {
+                break;
+            };
+            self.filling_bytes += class.slot_bytes;
+            if let Some(worker) = self.sessions.get_mut(&writer) {
+                worker.writing += 1;
+            }
+            parts.push(PagePart { slot, crc: 0 });
+        }
+        assert_eq!(parts.len(), writers.len(), "room was made for every shard");
+        if let Some(page) = self.index.pages.get_mut(id) {
+            page.parts = parts.iter().copied().map(Some).collect();
+        }
+        self.index.pending.insert((target.instance, key), id);
+        if self.planted(Plant::PublishBeforeCommit) {
+            self.seal(id);
+        }
+        Grant::Slots(parts)
+    }
+
+    fn keep_save(&mut self, ticket: Ticket, request: &SaveRequest<'_>, grants: &[PageGrant]) {
+        let slots = |g: &PageGrant| match &g.grant {
+            Grant::Slots(parts) => parts.len(),
+            _ => 0,
+        };
+        let open_slots: usize = grants.iter().map(slots).sum();
+        if open_slots == 0 {
+            return;
+        }
+        let save = Save {
+            revision: ticket.revision,
+            digest: request_digest(request),
+            grants: grants.to_vec(),
+            open_slots,
+        };
+        self.saves.insert((ticket.session, ticket.operation), save);
+        if let Some(session) = self.sessions.get_mut(&ticket.session) {
+            session.operations += 1;
+        }
+    }
+
+    pub(super) fn commit(
+        &mut self,
+        session: SessionId,
+        at: SlotRef,
+        hash: BlockHash,
+        crc: u64,
+    ) -> Result<(), Refusal> {
+        self.session(session)?;
+        let held = self.slots.get(at).filter(|s| s.state == SlotState::Filling(session));
+        let Some(id) = held.and_then(|s| s.page) else {
+            self.mark(Mark::CommitOutOfCustody);
+            return Err(Refusal::NotInCustody);
+        };
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return Err(Refusal::NotInCustody);
+        };
+        if page.key.hash != hash {
+            return Err(Refusal::WrongPage);
+        }
+        page.committed += 1;
+        for part in page.parts.iter_mut().flatten().filter(|p| p.slot == at) {
+            part.crc = crc;
+        }
+        let (state, complete) = (page.state, usize::from(page.committed) == page.parts.len());
+        self.end_fill(id, at, SlotState::Resident);
+        match (state, complete) {
+            (PageState::Condemned, _) => {
+                self.mark(Mark::CommitCondemned);
+                self.free_condemned(id);
+            }
+            (PageState::Filling, true) => self.seal(id),
+            (PageState::Filling, false) => self.mark(Mark::PartlySealed),
+            (PageState::Sealed, _) => {}
+        }
+        Ok(())
+    }
+
+    /// A slot comes back unwritten: from its worker, or from the owner who never handed it out.
+    pub(super) fn abort(&mut self, session: SessionId, at: SlotRef) -> Result<(), Refusal> {
+        self.session(session)?;
+        let Some(slot) = self.slots.get(at) else {
+            return Err(Refusal::NotInCustody);
+        };
+        let (SlotState::Filling(writer), Some(id)) = (slot.state, slot.page) else {
+            return Err(Refusal::NotInCustody);
+        };
+        let owner = self.index.pages.get(id).map(|p| p.saver.session);
+        if session != writer && Some(session) != owner {
+            return Err(Refusal::NotInCustody);
+        }
+        self.mark(Mark::SaveAborted);
+        self.condemn(id);
+        self.end_fill(id, at, SlotState::Resident);
+        self.free_condemned(id);
+        Ok(())
+    }
+
+    /// Writer custody of a slot ends.
+    fn end_fill(&mut self, id: PageId, at: SlotRef, state: SlotState) {
+        let Some(slot) = self.slots.get_mut(at) else {
+            return;
+        };
+        let (SlotState::Filling(writer) | SlotState::Quarantined(writer)) = slot.state else {
+            return;
+        };
+        slot.state = state;
+        if let Some(segment) = self.slots.segments.get(&at.segment) {
+            self.filling_bytes -= segment.class.slot_bytes;
+        }
+        if let Some(worker) = self.sessions.get_mut(&writer) {
+            worker.writing -= 1;
+        }
+        if let Some(saver) = self.index.pages.get(id).map(|p| p.saver) {
+            self.close_save_slot(saver);
+        }
+        self.forget_idle_session(writer);
+    }
+
+    fn close_save_slot(&mut self, saver: Saver) {
+        let place = (saver.session, saver.operation);
+        let Some(save) = self.saves.get_mut(&place) else {
+            return;
+        };
+        save.open_slots -= 1;
+        if save.open_slots == 0 {
+            self.saves.remove(&place);
+            if let Some(session) = self.sessions.get_mut(&saver.session) {
+                session.operations -= 1;
+            }
+            self.forget_idle_session(saver.session);
+        }
+    }
+
+    /// The worker's connection ended: what it was writing can never be committed, but may still change.
+    pub(super) fn quarantine(&mut self, session: SessionId) {
+        for at in self.written_by(session, None) {
+            let Some(id) = self.slots.get(at).and_then(|s| s.page) else {
+                continue;
+            };
+            self.mark(Mark::Quarantined);
+            self.counters.quarantined_slots += 1;
+            if let Some(slot) = self.slots.get_mut(at) {
+                slot.state = SlotState::Quarantined(session);
+            }
+            self.condemn(id);
+            if self.planted(Plant::FreeAtSocketClose) {
+                self.end_fill(id, at, SlotState::Resident);
+                self.free_condemned(id);
+            }
+        }
+    }
+
+    /// The worker writes nothing any more: at all, or for the saves of one owner.
+    pub(super) fn end_writing(&mut self, worker: SessionId, owner: Option<SessionId>, mark: Mark) {
+        for at in self.written_by(worker, owner) {
+            let Some(id) = self.slots.get(at).and_then(|s| s.page) else {
+                continue;
+            };
+            self.mark(mark);
+            self.condemn(id);
+            self.end_fill(id, at, SlotState::Resident);
+            self.free_condemned(id);
+        }
+    }
+
+    /// Slots in a worker's write custody.
+    fn written_by(&self, worker: SessionId, owner: Option<SessionId>) -> Vec<SlotRef> {
+        if self.sessions.get(&worker).is_none_or(|s| s.writing == 0) {
+            return Vec::new();
+        }
+        let written =
+            |s: SlotState| matches!(s, SlotState::Filling(w) | SlotState::Quarantined(w) if w == worker);
+        let owned = |id: Option<PageId>| {
+            let saver = id.and_then(|id| self.index.pages.get(id)).map(|p| p.saver.session);
+            owner.is_none_or(|o| saver == Some(o))
+        };
+        let used = self.slots.used();
+        used.filter(|(_, s)| written(s.state) && owned(s.page)).map(|(at, _)| at).collect()
+    }
+}
+
+fn request_digest(request: &SaveRequest<'_>) -> u64 {
+    let parent = request.parent.map_or(0, |p| digest(request.group, 1, &[p]));
+    digest(request.group, parent ^ u64::from(request.first_depth), request.hashes)
+}

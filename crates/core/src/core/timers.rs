@@ -1,0 +1,56 @@
+//! What ends by itself.
+
+use super::Core;
+use crate::{Effect, Mark, Micros, MissReason, OperationOutcome, Phase, Plant, Ticket};
+
+impl Core {
+    /// When [`Core::step`] next has something to do without an event, if ever.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Micros> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Ends every operation whose time has come.
+    pub(super) fn expire(&mut self, effects: &mut Vec<Effect>) {
+        while let Some(&(at, ticket)) = self.timers.first() {
+            if at > self.now {
+                break;
+            }
+            self.timers.pop_first();
+            self.end_by_time(ticket, effects);
+        }
+    }
+
+    fn end_by_time(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.expires_at = Micros(u64::MAX);
+        let (phase, by_deadline, asked) = (op.phase, op.by_deadline, op.hashes.len());
+        match phase {
+            Phase::Waiting => {
+                let (mark, reason) = if by_deadline {
+                    (Mark::DeadlineMiss, MissReason::Deadline)
+                } else {
+                    (Mark::LifetimeMiss, MissReason::Lifetime)
+                };
+                self.mark(mark);
+                self.counters.timed_out += 1;
+                self.leave_queue(ticket);
+                self.drop_operation(ticket);
+                self.push_miss(ticket, asked, reason, effects);
+                self.wake = true;
+            }
+            Phase::Ready => {
+                self.mark(Mark::LeaseExpired);
+                self.counters.expired_leases += 1;
+                self.stop(ticket);
+                let Ticket { session, operation, revision } = ticket;
+                let outcome = OperationOutcome::Miss(MissReason::Expired);
+                effects.push(Effect::Operation { session, operation, revision, outcome });
+            }
+            Phase::Restoring if self.planted(Plant::ExpireDuringCopy) => self.finish(ticket),
+            Phase::Preparing | Phase::Restoring | Phase::Draining => {}
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Read-only looks, for metrics and checkers.
+
+use super::Core;
+use crate::slots::SlotState;
+use crate::{Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SlotView};
+
+impl Core {
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Counts since the start.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The books.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The latest time seen.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        self.now
+    }
+
+    /// Whether that guard was ever reached.
+    #[must_use]
+    pub fn marked(&self, mark: Mark) -> bool {
+        self.marks.has(mark)
+    }
+
+    /// Bytes of all segments, growing ones included.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        self.slots.bytes
+    }
+
+    /// Bytes of slots in use.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.slots.used_bytes
+    }
+
+    /// Bytes granted to savers and not committed, quarantined ones included.
+    #[must_use]
+    pub fn filling_bytes(&self) -> u64 {
+        self.filling_bytes
+    }
+
+    /// Bytes in quarantine.
+    #[must_use]
+    pub fn quarantined_bytes(&self) -> u64 {
+        let segments = self.slots.segments.values();
+        segments
+            .map(|s| {
+                let of = |s: &&crate::slots::Slot| matches!(s.state, SlotState::Quarantined(_));
+                s.slots.iter().filter(of).count() as u64 * s.class.slot_bytes
+            })
+            .sum()
+    }
+
+    /// Segments, growing ones included.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.slots.segments.len()
+    }
+
+    /// Visible pages.
+    #[must_use]
+    pub fn sealed_pages(&self) -> usize {
+        self.index.sealed.len()
+    }
+
+    /// Whether a page is visible.
+    #[must_use]
+    pub fn is_sealed(&self, key: &PageKey) -> bool {
+        self.index.sealed.contains_key(key)
+    }
+
+    /// Sessions open or not yet gone.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Instances, with whether each is active and how many ranks are connected.
+    pub fn instances(&self) -> impl Iterator<Item = (InstanceId, bool, usize)> + '_ {
+        self.instances.iter().map(|(id, i)| (*id, i.active, i.workers.len()))
+    }
+
+    /// Every query that is not over.
+    pub fn operations(&self) -> impl Iterator<Item = OperationView> + '_ {
+        self.operations.iter().map(|(ticket, op)| OperationView {
+            ticket: *ticket,
+            phase: op.phase,
+            bytes: op.charge.map_or(0, |(_, bytes)| bytes),
+            pages: op.pages.len(),
+            owing: op.owing.len(),
+        })
+    }
+
+    /// Queries in one phase.
+    #[must_use]
+    pub fn operations_in(&self, phase: Phase) -> usize {
+        self.operations.values().filter(|op| op.phase == phase).count()
+    }
+
+    /// Reservations with slots out.
+    #[must_use]
+    pub fn saves(&self) -> usize {
+        self.saves.len()
+    }
+
+    /// Every slot in use.
+    pub fn slots(&self) -> impl Iterator<Item = SlotView> + '_ {
+        self.slots.used().map(|(slot, s)| SlotView {
+            slot,
+            state: s.state,
+            readers: s.readers,
+            key: s.page.and_then(|id| self.index.pages.get(id)).map(|p| p.key),
+        })
+    }
+}

@@ -1,0 +1,130 @@
+//! Coverage marks: each guard of the core sets one, and a simulation in which one is never hit fails.
+
+macro_rules! marks {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// A place in the core that tests must reach.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum Mark { $($(#[$doc])* $name,)+ }
+
+        impl Mark {
+            /// All marks.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+        }
+    };
+}
+
+marks! {
+    /// A query was admitted at once.
+    AdmittedAtOnce,
+    /// A query waited for budget and was admitted later.
+    AdmittedLater,
+    /// A demand larger than its budget was served what fits.
+    Bypassed,
+    /// A bypassed demand found no room at all.
+    BypassedToNothing,
+    /// A query was blocked by the budget of its own instance only.
+    InstanceBudgetBlocked,
+    /// A waiting query reached its deadline.
+    DeadlineMiss,
+    /// A waiting query reached the operation lifetime.
+    LifetimeMiss,
+    /// A ready lease was not handed out in time.
+    LeaseExpired,
+    /// A query came while the instance was not active.
+    InactiveMiss,
+    /// A limit on operations ended a query.
+    LimitMiss,
+    /// The same revision came again and was answered again.
+    QueryReplayed,
+    /// A higher revision replaced a live one.
+    RevisionReplaced,
+    /// A lower revision was refused.
+    RevisionStale,
+    /// An ended operation was refused.
+    OperationRetired,
+    /// Same revision, other parameters.
+    ParametersChanged,
+    /// A restore was cancelled while workers copied.
+    CancelDuringCopy,
+    /// A released restore waited for a worker.
+    ReleaseBeforeDone,
+    /// A copy ended after its operation began to drain.
+    DrainedByDone,
+    /// A drain ended by the exit of a worker's process.
+    DrainedByExit,
+    /// A drain ended by attestation.
+    DrainedByAttest,
+    /// A drain ended by a worker's fence answer.
+    DrainedByFence,
+    /// Slots being written were quarantined at socket close.
+    Quarantined,
+    /// Quarantine ended by process exit.
+    QuarantineExit,
+    /// Quarantine ended by attestation.
+    QuarantineAttest,
+    /// A commit was refused because the slot had left the session's custody.
+    CommitOutOfCustody,
+    /// A commit completed a page that somebody else had sealed.
+    DuplicateCommit,
+    /// A commit came for a page that had been condemned.
+    CommitCondemned,
+    /// A page became visible.
+    Sealed,
+    /// One shard was committed, others were missing.
+    PartlySealed,
+    /// A reservation met a page that exists.
+    ReserveExists,
+    /// A reservation met a page that its own instance is saving.
+    ReservePending,
+    /// A reservation was repeated and answered again.
+    ReserveReplayed,
+    /// A reservation found no slot for the moment.
+    ReserveBusy,
+    /// A reservation found nothing to evict.
+    ReserveRefused,
+    /// The share for unsealed pages was used up.
+    FillingCapped,
+    /// A save was given back.
+    SaveAborted,
+    /// A leaf was evicted.
+    Evicted,
+    /// A parent became a leaf by the eviction of its last child.
+    ParentBecameLeaf,
+    /// A page of another class made room for a segment.
+    SegmentReclaimed,
+    /// A bad page was condemned.
+    BadPage,
+    /// A leased page was condemned and kept until its lease ended.
+    CondemnedWhileLeased,
+    /// A namespace was reset.
+    Reset,
+    /// An older epoch of a client was closed by a newer one.
+    EpochFenced,
+    /// A stale epoch was refused.
+    EpochStale,
+    /// A seat was refused.
+    SeatTaken,
+    /// A worker was asked to fence a scheduler session.
+    FenceAsked,
+    /// A worker's fence answer ended reservations that it never wrote.
+    FencedWrites,
+    /// A segment could not be had.
+    SegmentFailed,
+}
+
+/// A set of marks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Marks(u64);
+
+const _: () = assert!(Mark::ALL.len() <= 64);
+
+impl Marks {
+    pub(crate) fn hit(&mut self, mark: Mark) {
+        self.0 |= 1 << mark as u8;
+    }
+
+    pub(crate) fn has(self, mark: Mark) -> bool {
+        self.0 & (1 << mark as u8) != 0
+    }
+}

@@ -1,0 +1,51 @@
+//! A query and everything it owns.
+
+use crate::index::PageId;
+use crate::ledger::Account;
+use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, NamespaceId, Phase, SessionId};
+
+/// A worker that may be copying for an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owing {
+    pub(crate) session: SessionId,
+    pub(crate) rank: u16,
+}
+
+/// A query as the core keeps it.
+#[derive(Clone, Debug)]
+pub(crate) struct Operation {
+    pub(crate) instance: InstanceId,
+    pub(crate) namespace: NamespaceId,
+    pub(crate) group: GroupId,
+    pub(crate) phase: Phase,
+    /// Digest of the parameters, to tell a repetition from a change.
+    pub(crate) digest: u64,
+    /// Kept while waiting.
+    pub(crate) hashes: Vec<BlockHash>,
+    /// Pages it leases, in prefix order.
+    pub(crate) pages: Vec<PageId>,
+    /// Bytes it has reserved, and where they are booked.
+    pub(crate) charge: Option<(Account, u64)>,
+    /// When it ends by itself.
+    pub(crate) expires_at: Micros,
+    /// Place in the waiting queue.
+    pub(crate) queued: Option<(Micros, u64)>,
+    /// Whether the deadline, not the lifetime, ends the wait.
+    pub(crate) by_deadline: bool,
+    /// Workers that have not said that they are done.
+    pub(crate) owing: Vec<Owing>,
+}
+
+/// A word-wise multiply-and-rotate digest: only repetitions of a session's own requests are compared, so
+/// it need not resist an adversary, but it runs over every hash of every query.
+pub(crate) fn digest(group: GroupId, lead: u64, hashes: &[BlockHash]) -> u64 {
+    let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    let start = mix(mix(0xcbf2_9ce4_8422_2325, u64::from(group.0)), lead);
+    let words = hashes.iter().flat_map(|hash| hash.0.as_chunks::<8>().0);
+    words.fold(start, |h, word| mix(h, u64::from_le_bytes(*word)))
+}
+
+/// Digest of a demand. The deadline may differ: it is not part of what is asked.
+pub(crate) fn demand_digest(demand: &Demand<'_>) -> u64 {
+    digest(demand.group, 0, demand.hashes)
+}

@@ -1,0 +1,196 @@
+//! Segments and their slots: fixed-size slabs, one class of slot to a segment.
+
+use crate::index::PageId;
+use crate::{NamespaceId, SegmentId, SessionId, ShardId, SlotRef};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a slot is used for. Reader custody is counted beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// Nobody's.
+    Free,
+    /// A read from a slower tier writes it.
+    Reading,
+    /// A client of that session may write it.
+    Filling(SessionId),
+    /// Holds the committed bytes of a shard.
+    Resident,
+    /// A write to a slower tier reads it before it is freed.
+    Evicting,
+    /// That session has ended, its process may still write.
+    Quarantined(SessionId),
+}
+
+/// One slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    pub(crate) generation: u32,
+    pub(crate) state: SlotState,
+    /// Workers that may be copying out of it.
+    pub(crate) readers: u32,
+    pub(crate) page: Option<PageId>,
+}
+
+/// What distinguishes memory: a rank maps only its own shard, and slots of a segment have one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Class {
+    pub(crate) namespace: NamespaceId,
+    pub(crate) shard: ShardId,
+    pub(crate) slot_bytes: u64,
+}
+
+/// One memory segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) class: Class,
+    pub(crate) bytes: u64,
+    pub(crate) ready: bool,
+    pub(crate) slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Segment {
+    /// Whether no slot is in use.
+    pub(crate) fn empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+}
+
+/// All segments.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slots {
+    pub(crate) segments: BTreeMap<SegmentId, Segment>,
+    /// Ready segments with a free slot.
+    open: BTreeMap<Class, BTreeSet<SegmentId>>,
+    next: u32,
+    /// Bytes of all segments, growing ones included.
+    pub(crate) bytes: u64,
+    /// Bytes of slots in use.
+    pub(crate) used_bytes: u64,
+}
+
+impl Slots {
+    /// Adds a segment that is not ready yet.
+    pub(crate) fn grow(&mut self, class: Class, bytes: u64) -> SegmentId {
+        let segment = SegmentId(self.next);
+        self.next += 1;
+        self.bytes += bytes;
+        let slots = Vec::new();
+        self.segments.insert(segment, Segment { class, bytes, ready: false, slots, free: Vec::new() });
+        segment
+    }
+
+    /// Opens a segment for use. Returns its class, or `None` if it is not one that grows.
+    pub(crate) fn ready(&mut self, id: SegmentId) -> Option<Class> {
+        let segment = self.segments.get_mut(&id).filter(|s| !s.ready)?;
+        segment.ready = true;
+        let count = u32::try_from(segment.bytes / segment.class.slot_bytes).unwrap_or(u32::MAX);
+        let fresh = Slot { generation: 0, state: SlotState::Free, readers: 0, page: None };
+        segment.slots = vec![fresh; count as usize];
+        segment.free = (0..count).rev().collect();
+        self.open.entry(segment.class).or_default().insert(id);
+        Some(segment.class)
+    }
+
+    /// Takes a segment out.
+    ///
+    /// # Panics
+    /// If a slot of it is in use.
+    pub(crate) fn remove(&mut self, id: SegmentId) {
+        let Some(segment) = self.segments.remove(&id) else {
+            return;
+        };
+        assert!(segment.empty(), "segment {id:?} is dropped with slots in use");
+        self.bytes -= segment.bytes;
+        if let Some(open) = self.open.get_mut(&segment.class) {
+            open.remove(&id);
+        }
+    }
+
+    /// Whether a segment of that class is on its way.
+    pub(crate) fn growing(&self, class: Class) -> bool {
+        self.segments.values().any(|s| s.class == class && !s.ready)
+    }
+
+    /// Whether a class has any segment.
+    pub(crate) fn has(&self, class: Class) -> bool {
+        self.segments.values().any(|s| s.class == class)
+    }
+
+    /// Free slots in the open segments of a class, counted up to `most`.
+    pub(crate) fn free_slots(&self, class: Class, most: usize) -> usize {
+        let open = self.open.get(&class).into_iter().flatten();
+        let mut count = 0;
+        for id in open {
+            count += self.segments.get(id).map_or(0, |s| s.free.len());
+            if count >= most {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Takes a free slot for `page`, to be written by `writer`.
+    ///
+    /// # Panics
+    /// If a free slot has custody: that would be reuse under somebody's copy.
+    pub(crate) fn take(&mut self, class: Class, page: PageId, writer: SessionId) -> Option<SlotRef> {
+        let open = self.open.get_mut(&class)?;
+        let id = *open.first()?;
+        let segment = self.segments.get_mut(&id)?;
+        let index = segment.free.pop()?;
+        if segment.free.is_empty() {
+            open.remove(&id);
+        }
+        self.used_bytes += class.slot_bytes;
+        let slot = &mut segment.slots[index as usize];
+        assert_eq!((slot.state, slot.readers), (SlotState::Free, 0), "slot reused while in custody");
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.state = SlotState::Filling(writer);
+        slot.page = Some(page);
+        Some(SlotRef { segment: id, index, generation: slot.generation })
+    }
+
+    /// Gives a slot back.
+    ///
+    /// # Panics
+    /// If somebody may still read or write it.
+    pub(crate) fn free(&mut self, at: SlotRef) {
+        let Some(segment) = self.segments.get_mut(&at.segment) else {
+            return;
+        };
+        let slot = &mut segment.slots[at.index as usize];
+        assert_eq!(slot.generation, at.generation, "stale slot freed");
+        assert_eq!(slot.readers, 0, "slot freed under a reader");
+        assert!(slot.state != SlotState::Free, "slot freed twice");
+        slot.state = SlotState::Free;
+        slot.page = None;
+        segment.free.push(at.index);
+        self.used_bytes -= segment.class.slot_bytes;
+        self.open.entry(segment.class).or_default().insert(at.segment);
+    }
+
+    /// The slot, if it is still the same use of it.
+    pub(crate) fn get(&self, at: SlotRef) -> Option<&Slot> {
+        let slot = self.segments.get(&at.segment)?.slots.get(at.index as usize)?;
+        (slot.generation == at.generation && slot.state != SlotState::Free).then_some(slot)
+    }
+
+    /// As [`Slots::get`].
+    pub(crate) fn get_mut(&mut self, at: SlotRef) -> Option<&mut Slot> {
+        let slot = self.segments.get_mut(&at.segment)?.slots.get_mut(at.index as usize)?;
+        (slot.generation == at.generation && slot.state != SlotState::Free).then_some(slot)
+    }
+
+    /// Every slot in use.
+    pub(crate) fn used(&self) -> impl Iterator<Item = (SlotRef, &Slot)> {
+        self.segments.iter().flat_map(|(&segment, s)| {
+            s.slots.iter().enumerate().filter(|(_, slot)| slot.state != SlotState::Free).map(
+                move |(i, slot)| {
+                    let index = u32::try_from(i).unwrap_or(u32::MAX);
+                    (SlotRef { segment, index, generation: slot.generation }, slot)
+                },
+            )
+        })
+    }
+}

@@ -1,0 +1,31 @@
+//! Read-only looks at the core, for metrics and checkers.
+
+use crate::{PageKey, Phase, SlotRef, SlotState, Ticket};
+
+/// One operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OperationView {
+    /// Its name.
+    pub ticket: Ticket,
+    /// Where it is.
+    pub phase: Phase,
+    /// Bytes it has reserved.
+    pub bytes: u64,
+    /// Pages it leases.
+    pub pages: usize,
+    /// Workers that owe it an end of copy.
+    pub owing: usize,
+}
+
+/// One slot in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotView {
+    /// Where.
+    pub slot: SlotRef,
+    /// For what.
+    pub state: SlotState,
+    /// Workers that may be reading it.
+    pub readers: u32,
+    /// Whose bytes.
+    pub key: Option<PageKey>,
+}

@@ -1,0 +1,195 @@
+"""Native client of the OrbitKV cache manager (Rust, `crates/client` behind `crates/python`).
+
+Nothing here blocks on the manager: calls encode a frame and hand it to a bounded queue; answers
+arrive on a reader thread and are polled from process memory. Every wait takes a bound. The GIL is
+released around all of them. A panic inside becomes `OrbitKVError` and breaks the session; it never
+reaches the engine as a `BaseException`.
+
+Hashes are passed as one `bytes` of 32 bytes a block (shorter engine hashes are padded with zeros at
+the end by `pad_hashes`). Tickets are opaque `bytes` that travel in the engine's own metadata from
+scheduler to worker.
+"""
+
+from typing import Any, Final
+
+__version__: Final[str]
+HASH_BYTES: Final[int]  # 32
+
+# States of an operation, as returned by `Query.poll`.
+PENDING: Final[int]  # no final state yet
+READY: Final[int]
+MISS: Final[int]
+
+# Grants of a reservation, as returned by `Reservation.statuses`.
+GRANT_SLOTS: Final[int]
+GRANT_EXISTS: Final[int]
+GRANT_BUSY: Final[int]
+GRANT_REFUSED: Final[int]
+
+class OrbitKVError(Exception):
+    """Anything that makes a call impossible; the engine goes on without the cache."""
+
+def pad_hashes(hashes: list[bytes]) -> bytes:
+    """Joins block hashes of 1 to 32 bytes each into one blob of 32 bytes each."""
+
+def blake3_hex(data: bytes) -> str:
+    """BLAKE3 of `data`, 64 hex digits; used for namespaces."""
+
+class Registration:
+    """What both sides of an instance tell the manager. Values are checked here.
+
+    `groups` is a list of dicts with keys `group`, `page_bytes` (payload bytes of one shard of one
+    page), `block_tokens`, `shard_count`, `rule` ("prefix").
+    """
+
+    def __init__(
+        self,
+        *,
+        socket: str,
+        engine: str,
+        engine_version: str,
+        model: str,
+        instance: str,  # 32 hex digits, same for scheduler and workers
+        namespace: str,  # 64 hex digits
+        world_size: int,
+        groups: list[dict[str, Any]],
+    ) -> None: ...
+
+class Layout:
+    """KV memory of one worker: one region a layer, in the order in which layers run.
+
+    Each region is `(address, block_stride_bytes, block_bytes, num_blocks)`: block `b` of that layer is
+    `block_bytes` contiguous bytes at `address + b * block_stride_bytes`. A page's payload is the
+    regions' blocks of one block id, concatenated in region order. The memory must outlive the worker
+    client, or `WorkerClient.close` must have returned.
+    """
+
+    def __init__(self, regions: list[tuple[int, int, int, int]]) -> None: ...
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+
+def gather_block(layout: Layout, block: int) -> bytes:
+    """Payload of one block through the copy engine's own address arithmetic (layout probe)."""
+
+def scatter_block(layout: Layout, block: int, payload: bytes) -> None:
+    """The reverse of `gather_block`. Only for scratch memory."""
+
+class SchedulerClient:
+    """Owns queries and reservations of one engine instance. Connects and reconnects by itself."""
+
+    def __init__(self, registration: Registration) -> None: ...
+    @property
+    def active(self) -> bool:
+        """Every rank is connected to the same manager and its self-test passed (one atomic load)."""
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def boot(self) -> str:
+        """Identity of the manager's run, 32 hex digits; empty while not connected."""
+    @property
+    def status(self) -> str:
+        """One line for people: connected or why not."""
+    def query(self, hashes: bytes, *, group: int = 0, deadline_ms: int = 0) -> Query:
+        """Asks for the longest sealed prefix of `hashes`. Never blocks; when not connected or over a
+        limit the query is a MISS at once. `deadline_ms` 0 means the operation lifetime; the client
+        itself also turns the query into a MISS when that time has passed without any answer."""
+    def reserve(
+        self, hashes: bytes, *, parent: bytes | None, first_depth: int, group: int = 0
+    ) -> Reservation:
+        """Asks for slots to save these pages into."""
+    def reset(self) -> Reset:
+        """Forgets every page of the namespace."""
+    def stats(self) -> dict[str, int]:
+        """Counters of this client: queries, hits_pages, misses, reserved_pages, reconnects, …"""
+    def close(self) -> None: ...
+
+class Query:
+    def poll(self) -> int:
+        """PENDING, READY or MISS: one atomic load."""
+    def wait(self, timeout_us: int) -> int:
+        """Waits at most that long for a final state."""
+    @property
+    def pages(self) -> int:
+        """Pages of the leased prefix (0 unless READY)."""
+    @property
+    def miss_reason(self) -> str:
+        """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused."""
+    def restore(self, first: int, count: int) -> bytes:
+        """Hands pages `first .. first + count` of the lease to the workers: returns the ticket for
+        `WorkerClient.restore`. At most once. The lease then ends after `release` and when every
+        worker's part has ended. Raises OrbitKVError when not READY (e.g. the connection was lost)."""
+    def release(self) -> None:
+        """Ends interest, in whatever state; idempotent. Running copies keep their custody."""
+
+class Reservation:
+    def poll(self) -> bool:
+        """True when answered, or impossible."""
+    def statuses(self) -> list[int]:
+        """One GRANT_* a page; empty while not answered."""
+    def ticket(self, indices: list[int]) -> bytes:
+        """Ticket for `WorkerClient.save` for those pages; each page at most once."""
+    def abandon(self) -> None:
+        """Gives back every granted page that is in no ticket yet. Idempotent; also on deletion."""
+
+class Reset:
+    def poll(self) -> bool: ...
+    def wait(self, timeout_us: int) -> bool: ...
+
+class WorkerClient:
+    """Copies pages between KV memory and the pool, on its own threads.
+
+    `scratch` is a layout of the same page bytes over private memory (at least 2 blocks) that no
+    request ever uses: at every attach the client saves, overwrites, restores and compares a page
+    through it and tells the manager the verdict.
+    """
+
+    def __init__(
+        self,
+        registration: Registration,
+        *,
+        rank: int,
+        layout: Layout,
+        scratch: Layout,
+        layout_probe_passed: bool,
+        copy_threads: int = 2,
+        verify_restore: str = "sample:16",  # off | sample:N | all
+    ) -> None: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def self_test(self) -> str:
+        """ "pending", "passed", or "failed: …"."""
+    def restore(self, ticket: bytes, blocks: list[int]) -> Load:
+        """Copies the ticket's pages into these engine blocks, in layer order. Never blocks. A ticket
+        of an earlier manager run, or one whose segment does not arrive in time, fails its pages."""
+    def save(self, ticket: bytes, blocks: list[int]) -> Save:
+        """Copies these engine blocks into the ticket's pages, checksums and commits them."""
+    def fence(self, blocks: list[int], timeout_ms: int) -> int:
+        """These blocks are about to be overwritten: waits at most that long for saves that read them
+        to finish copying, aborts those that have not. On return no save reads them. Returns the
+        number of pages aborted."""
+    def stats(self) -> dict[str, int]:
+        """saved_pages, saved_bytes, aborted_pages, restored_pages, restored_bytes, failed_pages,
+        verified_pages, save_inflight_bytes, load_inflight_bytes, …"""
+    def close(self) -> None:
+        """Ends all copies and the session. On return nothing touches KV memory."""
+
+class Load:
+    def poll(self) -> bool:
+        """True when no byte of it moves any more: done, failed or aborted."""
+    def wait_layer(self, layer: int, timeout_ms: int) -> bool:
+        """Waits until regions 0 … `layer` of all pages have landed; False on timeout or failure."""
+    def wait(self, timeout_ms: int) -> bool:
+        """Waits until `poll` would be True."""
+    def abort(self, timeout_ms: int) -> bool:
+        """Stops it; True when no byte moves any more."""
+    def failed_blocks(self) -> list[int]:
+        """Engine blocks whose page did not land, complete and verified. Valid once `poll` is True."""
+
+class Save:
+    def poll(self) -> bool:
+        """True when the source blocks are not read any more."""
+    def committed(self) -> int:
+        """Pages committed so far."""
