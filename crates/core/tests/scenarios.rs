@@ -1,4 +1,5 @@
 //! Short stories through the public interface, each about one promise.
+#![allow(clippy::panic, clippy::unwrap_used, reason = "helpers of tests stop the test")]
 
 use orbitkv_core::{
     Account, BlockHash, ClientId, Config, Core, Demand, Effect, Event, Evidence, Grant, GroupId, GroupSpec,
