@@ -40,6 +40,8 @@ setup: setup-tools ## check the compilers, create the engine environment and the
 	@test -d $(MODEL) || $(ENGINE_PYTHON) tools/tiny_model.py $(MODEL)
 
 setup-tools:
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "setup: $(PYTHON) is missing: apt-get install python3 python3-venv (Debian 12 brings 3.11)"; exit 1; }
 	@$(PYTHON) tools/setup_tools.py
 
 demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and restored requests
