@@ -1,0 +1,250 @@
+"""`OrbitKVConnector`: vLLM's callbacks, handed to the side that this process plays.
+
+An error of ours must never become the engine's. Every callback that runs code of a side is guarded: the
+first error is logged once with its traceback, the side is replaced by what `fallback` keeps of it, and the
+engine serves on without the cache. Only a configuration that cannot be meant, such as a misspelt setting,
+stops the engine, at its start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+
+from orbitkv.vllm.fallback import BrokenScheduler, BrokenWorker
+from orbitkv.vllm.log import logger
+from orbitkv.vllm.metadata import StepMetadata
+from orbitkv.vllm.namespace import page_bytes, registration
+from orbitkv.vllm.scheduler import SchedulerSide
+from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.support import why_unsupported
+from orbitkv.vllm.worker import WorkerSide
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+T = TypeVar("T")
+FAULT = "OrbitKV %s side failed; serving on without the cache"
+
+
+class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
+    """Connector for one process of an engine. A side is None where the cache is off from the start, and a
+    `Broken…` after a fault."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
+        self._scheduler: SchedulerSide | BrokenScheduler | None = None
+        self._worker: WorkerSide | BrokenWorker | None = None
+        if (reason := why_unsupported(vllm_config, kv_cache_config)) is not None:
+            self._say_off(reason)
+            return
+        try:
+            self._start(vllm_config, role, kv_cache_config)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the cache, the engine starts
+            self._say_off(f"{type(error).__name__}: {error}")
+
+    def _start(self, config: VllmConfig, role: KVConnectorRole, kv_cache: KVCacheConfig) -> None:
+        registered = registration(config, kv_cache, self._settings, os.environ)
+        if role is KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerSide(
+                registered,
+                self._settings,
+                block_tokens=self._block_tokens,
+                page_bytes=page_bytes(kv_cache),
+                world_size=config.parallel_config.world_size,
+            )
+        else:
+            rank = config.parallel_config.rank
+            self._worker = WorkerSide(registered, self._settings, kv_cache, rank=rank)
+
+    @property
+    def _block_tokens(self) -> int:
+        return self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+
+    def _say_off(self, reason: str) -> None:
+        # Both sides come to the same answer; one line is enough.
+        level = logger.warning if self._role is KVConnectorRole.SCHEDULER else logger.debug
+        level("OrbitKV off, serving without it: %s", reason)
+
+    # Guards -----------------------------------------------------------------------------------------------
+
+    def _on_scheduler(
+        self, call: Callable[[SchedulerSide], T], broken: Callable[[BrokenScheduler], T], off: T
+    ) -> T:
+        """Runs `call` on a sound side, `broken` on a broken one; `off` where there is none."""
+        if isinstance(self._scheduler, SchedulerSide):
+            try:
+                return call(self._scheduler)
+            except Exception:  # noqa: BLE001 - see the module
+                logger.exception(FAULT, "scheduler")
+                self._scheduler = BrokenScheduler(self._scheduler, self._block_tokens)
+        return off if self._scheduler is None else broken(self._scheduler)
+
+    def _on_worker(self, call: Callable[[WorkerSide], T], broken: Callable[[BrokenWorker], T], off: T) -> T:
+        """The same for the worker side. The client ends first: nothing may move when loads are called
+        failed."""
+        if isinstance(self._worker, WorkerSide):
+            try:
+                return call(self._worker)
+            except Exception:  # noqa: BLE001 - see the module
+                logger.exception(FAULT, "worker")
+                self._worker = self._break_worker(self._worker)
+        if self._worker is None:
+            return off
+        if isinstance(self._connector_metadata, StepMetadata):
+            self._worker.take_over(self._connector_metadata)
+        return broken(self._worker)
+
+    @staticmethod
+    def _break_worker(side: WorkerSide) -> BrokenWorker:
+        try:
+            side.close()
+        except Exception:  # noqa: BLE001 - see the module
+            logger.exception("OrbitKV worker client did not end cleanly")
+        return BrokenWorker(side)
+
+    # Scheduler side ---------------------------------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A lost save is a later miss; no request has to be computed again for it."""
+        return False
+
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        self._on_scheduler(lambda side: side.bind_pool(gpu_block_pool), lambda _: None, None)
+
+    def on_new_request(self, request: Request) -> None:
+        self._on_scheduler(lambda side: side.add_request(request), lambda _: None, None)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        return self._on_scheduler(
+            lambda side: side.match(request, num_computed_tokens),
+            lambda broken: broken.match(request.request_id),
+            (0, False),
+        )
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self._on_scheduler(
+            lambda side: side.allocated(request, blocks, num_external_tokens),
+            lambda broken: broken.allocated(request.request_id, blocks, num_external_tokens),
+            None,
+        )
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        return self._on_scheduler(
+            lambda side: side.build_metadata(scheduler_output),
+            lambda broken: broken.build_metadata(set(scheduler_output.num_scheduled_tokens)),
+            StepMetadata(step=0),
+        )
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        self._on_scheduler(lambda side: side.take_output(connector_output), lambda _: None, None)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        request_id = request.request_id
+        self._on_scheduler(
+            lambda side: side.finished(request_id), lambda broken: broken.finished(request_id), None
+        )
+        return False, None
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return ()
+
+    def has_pending_push_work(self) -> bool:
+        return self._on_scheduler(lambda side: side.has_pending_work(), lambda _: False, False)
+
+    def reset_cache(self) -> bool | None:
+        """True when every tier has confirmed, also where nothing was ever cached."""
+        return self._on_scheduler(lambda side: side.reset(), lambda _: False, True)
+
+    # Worker side ------------------------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        reason = self._on_worker(lambda side: side.register(kv_caches), lambda _: None, None)
+        if reason is not None:
+            logger.warning("OrbitKV off, serving without it: %s", reason)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if isinstance(kv_connector_metadata, StepMetadata):
+            self._on_worker(lambda side: side.begin_step(kv_connector_metadata), lambda _: None, None)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        metadata = self._connector_metadata
+        if isinstance(metadata, StepMetadata):
+            mode = getattr(forward_context, "cudagraph_runtime_mode", None)
+            layers_are_called = getattr(mode, "name", "NONE") != "FULL"
+            self._on_worker(
+                lambda side: side.start_loads(metadata, layers_are_called=layers_are_called),
+                lambda _: None,
+                None,
+            )
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        self._on_worker(lambda side: side.wait_for_layer(layer_name), lambda _: None, None)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: AttentionMetadata, **kwargs: Any
+    ) -> None:
+        """Nothing: whole pages are saved once the step that completes them has ended."""
+
+    def wait_for_save(self) -> None:
+        self._on_worker(lambda side: side.end_step(), lambda _: None, None)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        def received(side: WorkerSide) -> set[str]:
+            side.end_step()
+            return side.take_received()
+
+        return None, self._on_worker(received, lambda broken: broken.take_received(), set()) or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._on_worker(
+            lambda side: side.take_failed_blocks(), lambda broken: broken.take_failed_blocks(), set()
+        )
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._on_worker(lambda side: side.report(), lambda broken: broken.report(), None)
+
+    # Both -------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Idempotent. The engine does not always call it; the manager notices a dead process by itself."""
+        sides = (self._scheduler, self._worker)
+        self._scheduler = self._worker = None
+        for side in sides:
+            if isinstance(side, (SchedulerSide, WorkerSide)):
+                try:
+                    side.close()
+                except Exception:  # noqa: BLE001 - see the module
+                    logger.exception("OrbitKV client did not end cleanly")

@@ -1,0 +1,272 @@
+"""Scheduler side: what to restore into which blocks, and what to save from which.
+
+Runs in the engine's scheduler thread. No method waits on the cache manager longer than `lookup_wait_us`,
+except `reset`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from orbitkv.vllm.gate import Gate, engine_needs_gate
+from orbitkv.vllm.log import logger, warn_once
+from orbitkv.vllm.lookup import Lookups
+from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
+from orbitkv.vllm.native import load_native
+from orbitkv.vllm.requests import Answer, Phase, RequestRecord
+from orbitkv.vllm.saves import Page, SaveBook
+from orbitkv.vllm.tables import BlockTables
+from orbitkv.vllm.transfer import TransferEstimate
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+    from orbitkv.vllm.settings import Settings
+
+RESET_WAIT_US = 2_000_000
+# How long an engine without requests is kept stepping to finish saves. Past it they are given up.
+IDLE_PUSH_S = 1.0
+
+
+class SchedulerSide:
+    """Owns the requests' records, their lookups, the admission gate and the save book."""
+
+    def __init__(
+        self, registration: Any, settings: Settings, *, block_tokens: int, page_bytes: int, world_size: int
+    ) -> None:
+        self._settings = settings
+        self._block_tokens = block_tokens
+        self._summary = (
+            f"pages of {block_tokens} tokens, {page_bytes} bytes; load_mode={settings.load_mode}, "
+            f"verify_restore={settings.verify_restore}, manager at {settings.socket}"
+        )
+        self._client = load_native().SchedulerClient(registration)
+        self._lookups = Lookups(self._client, settings)
+        self._estimate = TransferEstimate(settings, page_bytes)
+        self._pool: BlockPool | None = None
+        needs_gate = settings.admission_gate and engine_needs_gate()
+        self.gate = Gate(self._free_blocks, enabled=needs_gate)
+        self.saves = SaveBook(self._client, world_size=world_size)
+        self.records: dict[str, RequestRecord] = {}
+        self._tables = BlockTables(self.records)
+        self.loads: list[LoadOrder] = []
+        self.step = 0
+        self._ended_step = 0
+        self._abort_saves = False
+        self._idle_since: float | None = None
+        self._said_active: bool | None = None
+
+    # Lookups and restores ---------------------------------------------------------------------------------
+
+    def bind_pool(self, pool: BlockPool) -> None:
+        """The engine's block pool; only its free count is read."""
+        self._pool = pool
+
+    def _free_blocks(self) -> int:
+        return self._pool.get_num_free_blocks() if self._pool is not None else 0
+
+    def add_request(self, request: Request) -> None:
+        """Keeps the request: its `block_hashes` grow as tokens are appended."""
+        self.records.setdefault(request.request_id, RequestRecord(request))
+
+    def match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens that can be restored behind `num_computed_tokens`; None means "ask again later"."""
+        self.add_request(request)
+        record = self.records[request.request_id]
+        if record.phase is not Phase.WAITING:
+            # The engine asks only about requests without blocks, so this one has lost them.
+            record.begin_admission()
+            self.gate.release(request.request_id)
+        need_blocks = -(-request.num_tokens // self._block_tokens)
+        start = num_computed_tokens // self._block_tokens
+        record.local_blocks = start
+        record.answer = None
+        hits = self._hits(record, start)
+        if hits is None:
+            self.gate.put_off(request.request_id, need_blocks)
+            return None, False
+        is_async = hits > 0 and self._estimate.is_async(hits)
+        if not self.gate.admits(request.request_id, need_blocks, is_async=is_async):
+            return None, False
+        record.answer = Answer(start, hits, is_async)
+        return hits * self._block_tokens, is_async
+
+    def _hits(self, record: RequestRecord, start: int) -> int | None:
+        request = record.request
+        # The engine computes at least the last token: it has to sample from it.
+        usable = min((request.num_tokens - 1) // self._block_tokens, len(request.block_hashes))
+        if request.skip_reading_prefix_cache or record.restore_failed or start >= usable:
+            record.close_lookup()
+            return 0
+        return self._lookups.hits(record, start, usable)
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """The engine gave the request its blocks; `num_external_tokens` of them are ours to fill."""
+        self.add_request(request)
+        record = self.records[request.request_id]
+        table = blocks.get_block_ids()[0]
+        was_waiting = record.phase is Phase.WAITING
+        self._tables.allocated(record, table)
+        answer, record.answer = record.answer, None
+        if was_waiting and num_external_tokens == 0:
+            record.close_lookup()
+        if num_external_tokens > 0:
+            self._restore(record, answer, table, num_external_tokens // self._block_tokens)
+        else:
+            record.phase = Phase.RUNNING
+
+    def _restore(self, record: RequestRecord, answer: Answer | None, table: list[int], count: int) -> None:
+        request_id = record.request.request_id
+        start = answer.start if answer is not None else record.local_blocks
+        is_async = answer is not None and answer.is_async
+        destination = table[start : start + count]
+        ticket = None
+        try:
+            if answer is not None and record.lookup is not None and count <= answer.count:
+                ticket = record.lookup.restore(start, count)
+        except load_native().OrbitKVError as error:
+            warn_once(
+                "restore", "OrbitKV: a restore was lost before it began, its tokens are recomputed: %s", error
+            )
+        record.close_lookup()
+        record.lookup = None
+        record.restored = range(start, start + count)
+        record.phase = Phase.LOADING if is_async else Phase.RUNNING
+        # The engine cannot take the load back any more, so the worker reports one without a ticket as failed.
+        self.loads.append(LoadOrder(request_id, ticket, destination, is_async))
+        if is_async:
+            need_blocks = -(-record.request.num_tokens // self._block_tokens)
+            self.gate.hold(request_id, need_blocks - len(table))
+        else:
+            self._estimate.add_sync(count)
+
+    # Steps ------------------------------------------------------------------------------------------------
+
+    def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
+        """Closes the engine's scheduling pass and says what the workers have to do in this step."""
+        self.step += 1
+        self._say_active()
+        self.gate.new_scan()
+        for request_id in output.num_scheduled_tokens:
+            self.gate.release(request_id)
+        full_blocks = self._tables.scheduled(output, self._block_tokens)
+        fresh = self._tables.take_fresh()
+        self.saves.collect_answers(self.step)
+        orders, fences = self.saves.dispatch(self._ended_step, fresh)
+        self._offer(full_blocks)
+        self._estimate.begin_step(decoding=set(output.num_scheduled_tokens))
+        if output.num_scheduled_tokens:
+            self._idle_since = None
+        loads, self.loads = self.loads, []
+        abort_saves, self._abort_saves = self._abort_saves, False
+        return StepMetadata(self.step, loads, orders, fences, abort_saves)
+
+    def _offer(self, full_blocks: dict[str, int]) -> None:
+        """Offers blocks that are full at the end of this step. While the manager is away nothing is
+        decided, so that a request that outlives the absence is saved from its start."""
+        if not self._client.active:
+            return
+        for request_id, count in full_blocks.items():
+            record = self.records[request_id]
+            stop = min(count, record.considered + self.saves.room(request_id))
+            if stop > record.considered and not record.request.resumable:
+                self.saves.offer(self._pages(record, range(record.considered, stop)))
+                record.considered = stop
+
+    def _pages(self, record: RequestRecord, positions: range) -> list[Page]:
+        hashes = record.request.block_hashes
+        return [
+            Page(
+                request_id=record.request.request_id,
+                position=position,
+                block_hash=hashes[position],
+                parent=hashes[position - 1] if position else None,
+                block=record.blocks[position],
+                step=self.step,
+            )
+            for position in positions
+            if position not in record.restored
+        ]
+
+    def take_output(self, output: KVConnectorOutput) -> None:
+        """What the workers reported for a step."""
+        report = output.kv_connector_worker_meta
+        if not isinstance(report, WorkerReport):
+            report = WorkerReport(step=self._ended_step)
+        if output.invalid_block_ids:
+            self._restore_failed(set(output.invalid_block_ids), report.step)
+        self._ended_step = max(self._ended_step, report.step)
+        for save_id, ranks in report.ended_saves.items():
+            self.saves.save_ended(save_id, ranks)
+        self._estimate.observe(report.loaded_bytes, report.load_seconds)
+
+    def _restore_failed(self, invalid: set[int], step: int) -> None:
+        """Blocks of these ids were not restored. What `step`, and any step begun since, computed from them is
+        wrong; the engine computes it again, and so it is offered again."""
+        was_computed_on = False
+        for record in self.records.values():
+            position = next((at for at, block in enumerate(record.blocks) if block in invalid), None)
+            if position is not None:
+                record.fail_from(position)
+                was_computed_on = was_computed_on or record.phase is Phase.RUNNING
+        if was_computed_on:
+            for page in self.saves.drop_since(step):
+                owner = self.records.get(page.request_id)
+                if owner is not None:
+                    owner.considered = min(owner.considered, page.position)
+
+    def _say_active(self) -> None:
+        """One line whenever the cache comes or goes, the first time in any case."""
+        is_active = bool(self._client.active)
+        if is_active != self._said_active:
+            self._said_active = is_active
+            if is_active:
+                logger.info("OrbitKV active: %s", self._summary)
+            else:
+                logger.info("OrbitKV not active, serving without it: %s", self._client.status)
+
+    # Ends -------------------------------------------------------------------------------------------------
+
+    def finished(self, request_id: str) -> None:
+        """The request is over, wherever it was. Its open saves go on; nothing delays it."""
+        self.gate.release(request_id)
+        self._estimate.finished(request_id)
+        record = self.records.pop(request_id, None)
+        if record is not None:
+            record.close_lookup()
+
+    def has_pending_work(self) -> bool:
+        """Whether an engine without requests should step on for the saves. True for a bounded time only."""
+        if not self.saves.has_work:
+            self._idle_since = None
+            return False
+        now = time.monotonic()
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < IDLE_PUSH_S:
+            return True
+        self.saves.drop_open()
+        return False
+
+    def reset(self) -> bool:
+        """Forgets every page of the namespace, in the manager too. False if that could not be confirmed."""
+        for record in self.records.values():
+            record.close_lookup()
+        self.saves.drop_open()
+        self.saves.forget_dispatched()
+        self._abort_saves = True
+        if not self._client.connected:
+            logger.warning(
+                "OrbitKV: reset not done, the cache manager is not connected: %s", self._client.status
+            )
+            return False
+        return bool(self._client.reset().wait(RESET_WAIT_US))
+
+    def close(self) -> None:
+        """Ends the session."""
+        self._client.close()

@@ -1,0 +1,99 @@
+"""Layout probe: before any page is saved, the native client's address arithmetic is checked against torch.
+
+It runs on scratch tensors with the strides of the real ones and needs no manager. Torch reads and writes
+blocks by indexing, the client by address; only if both agree in both directions, and nothing beside the
+block changes, may pages be exchanged with other engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orbitkv.vllm.layout import Region, memory_axes, memory_order, region_of
+
+SCRATCH_BLOCKS = 3
+_SEED = 1
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Private memory of the engine's layout: regions, their native layout, and the tensors they live in."""
+
+    regions: list[Region]
+    layout: Any
+
+
+def scratch_like(regions: list[Region], native: Any) -> Scratch:
+    """`SCRATCH_BLOCKS` blocks a layer with the strides of `regions`, filled with zeros."""
+    copies = []
+    for region in regions:
+        tensor = region.tensor
+        shape = (SCRATCH_BLOCKS * region.ratio, *tensor.shape[1:])
+        scratch = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        _storage_bytes(scratch).zero_()
+        copies.append(region_of(region.layer, scratch, SCRATCH_BLOCKS, region.block_bytes))
+    return Scratch(copies, native.Layout([copy.as_tuple() for copy in copies]))
+
+
+def probe_layout(scratch: Scratch, native: Any) -> str | None:
+    """None if the client and torch agree on every block, else one clause saying where they differ."""
+    generator = torch.Generator().manual_seed(_SEED)
+    for region in scratch.regions:
+        storage = _storage_bytes(region.tensor)
+        storage.copy_(_random_bytes(storage.numel(), generator))
+    return _probe_gather(scratch, native) or _probe_scatter(scratch, native, generator)
+
+
+def _probe_gather(scratch: Scratch, native: Any) -> str | None:
+    payloads = [native.gather_block(scratch.layout, block) for block in range(SCRATCH_BLOCKS)]
+    if len(set(payloads)) != SCRATCH_BLOCKS:
+        return "two blocks gave the same bytes"
+    for block, payload in enumerate(payloads):
+        if payload != _payload(scratch, block):
+            return f"block {block} was read from the wrong place"
+    return None
+
+
+def _probe_scatter(scratch: Scratch, native: Any, generator: torch.Generator) -> str | None:
+    block = SCRATCH_BLOCKS // 2
+    parts = [_random_bytes(region.block_bytes, generator) for region in scratch.regions]
+    expected = [_with_block(region, block, part) for region, part in zip(scratch.regions, parts, strict=True)]
+    native.scatter_block(scratch.layout, block, torch.cat(parts).numpy().tobytes())
+    for region, wanted in zip(scratch.regions, expected, strict=True):
+        if not torch.equal(_storage_bytes(region.tensor), wanted):
+            return f"writing block {block} of layer {region.layer!r} changed other bytes than that block's"
+    return None
+
+
+def _with_block(region: Region, block: int, content: torch.Tensor) -> torch.Tensor:
+    """The whole memory of a layer as it must look once `block` holds `content`, written by torch indexing."""
+    tensor = region.tensor
+    memory = _storage_bytes(tensor).clone()
+    # As integers: a copy must not touch bits that happen to spell a NaN.
+    integers = _INTEGERS[tensor.element_size()]
+    view = memory.view(integers).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    target = view[block * region.ratio : (block + 1) * region.ratio]
+    target = target.permute(memory_axes(target))
+    target.copy_(content.view(integers).reshape(target.shape))
+    return memory
+
+
+def _payload(scratch: Scratch, block: int) -> bytes:
+    parts = [
+        memory_order(region.tensor[block * region.ratio : (block + 1) * region.ratio]).numpy().tobytes()
+        for region in scratch.regions
+    ]
+    return b"".join(parts)
+
+
+def _random_bytes(count: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 256, (count,), dtype=torch.uint8, generator=generator)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the memory behind a tensor, also those between its blocks."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

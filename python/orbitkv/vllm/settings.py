@@ -1,0 +1,90 @@
+"""Settings of the connector: `kv_connector_extra_config`, then the environment, then defaults."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+LOAD_MODES = ("auto", "sync", "async")
+_VERIFY = re.compile(r"off|all|sample:[1-9][0-9]{0,8}")
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message names it, its value and what is accepted."""
+
+
+def default_socket(environ: Mapping[str, str]) -> str:
+    """The socket on which a cache manager started without `--socket` listens."""
+    if directory := environ.get("XDG_RUNTIME_DIR"):
+        return f"{directory}/orbitkv/manager.sock"
+    return f"/tmp/orbitkv-{os.getuid()}/manager.sock"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Effective settings of one connector. Units are the last word of each name."""
+
+    socket: str
+    load_mode: str = "auto"
+    # A restore inside the forward pass delays every request of that step, so with requests decoding it
+    # is used only up to this estimated transfer time.
+    sync_max_ms: float = 4.0
+    lookup_wait_us: int = 200
+    lookup_deadline_ms: int = 500
+    save_fence_wait_ms: int = 50
+    layer_wait_ms: int = 1000
+    copy_threads: int = 2
+    verify_restore: str = "sample:16"
+    admission_gate: bool = True
+
+    @classmethod
+    def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+        """Reads `kv_connector_extra_config`; raises `SettingsError` on an unknown key or a bad value."""
+        known = {field.name: field.type for field in fields(cls)}
+        for key in extra:
+            if key not in known:
+                raise SettingsError(_unknown(key, list(known)))
+        values = {key: _checked(key, str(known[key]), value) for key, value in extra.items()}
+        values.setdefault("socket", environ.get("ORBITKV_SOCKET") or default_socket(environ))
+        return cls(**values)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+    return (
+        f"kv_connector_extra_config has no setting {key!r}; did you mean {near[0]!r}? "
+        f"Known settings: {', '.join(known)}."
+    )
+
+
+def _checked(key: str, kind: str, value: Any) -> Any:
+    """The value in its type, or a `SettingsError`. A bool is never taken for a number."""
+    if kind == "bool":
+        if isinstance(value, bool):
+            return value
+        raise SettingsError(f"{key} is {value!r}; it must be true or false.")
+    if kind == "str":
+        return _checked_text(key, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise SettingsError(f"{key} is {value!r}; it must be a number of at least 0.")
+    if kind == "int" and value != int(value):
+        raise SettingsError(f"{key} is {value!r}; it must be a whole number.")
+    if key == "copy_threads" and not 1 <= value <= 64:
+        raise SettingsError(f"copy_threads is {value!r}; it must be between 1 and 64.")
+    return int(value) if kind == "int" else float(value)
+
+
+def _checked_text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise SettingsError(f"{key} is {value!r}; it must be a non-empty string.")
+    if key == "load_mode" and value not in LOAD_MODES:
+        raise SettingsError(f"load_mode is {value!r}; it must be one of {', '.join(LOAD_MODES)}.")
+    if key == "verify_restore" and not _VERIFY.fullmatch(value):
+        raise SettingsError(
+            f"verify_restore is {value!r}; it must be off, all or sample:N with N of at least 1."
+        )
+    return value

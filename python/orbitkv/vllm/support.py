@@ -1,0 +1,91 @@
+"""Which engine configurations are served with the cache. All others run as if it were not there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+def why_unsupported(config: VllmConfig, kv_cache: KVCacheConfig) -> str | None:
+    """One clause saying what this version cannot cache, or None. Both sides come to the same answer."""
+    return (
+        _transfer_reason(config)
+        or _parallel_reason(config)
+        or _model_reason(config)
+        or _hash_reason(config)
+        or _group_reason(kv_cache)
+    )
+
+
+def _transfer_reason(config: VllmConfig) -> str | None:
+    transfer = config.kv_transfer_config
+    if transfer.kv_role != "kv_both":
+        return f"kv_role is {transfer.kv_role!r}; it must be 'kv_both'"
+    if transfer.kv_load_failure_policy != "recompute":
+        return (
+            f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}, which turns a failed restore into "
+            "a failed request; set it to 'recompute'"
+        )
+    return None
+
+
+def _parallel_reason(config: VllmConfig) -> str | None:
+    parallel = config.parallel_config
+    sizes = {
+        "tensor": parallel.tensor_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+        "decode context": parallel.decode_context_parallel_size,
+        "prefill context": getattr(parallel, "prefill_context_parallel_size", 1),
+    }
+    for name, size in sizes.items():
+        if size > 1:
+            return f"{name} parallel size is {size}; only 1 is supported"
+    return None
+
+
+def _model_reason(config: VllmConfig) -> str | None:
+    if config.model_config.is_encoder_decoder:
+        return "encoder-decoder models are not supported"
+    if config.lora_config is not None:
+        return "LoRA is on, and the engine's block hash names an adapter without its weights"
+    if config.speculative_config is not None:
+        return "speculative decoding is on"
+    if getattr(config.cache_config, "kv_sharing_fast_prefill", False):
+        return "kv_sharing_fast_prefill is on"
+    if getattr(config.cache_config, "calculate_kv_scales", False):
+        return "calculate_kv_scales is on, so equal tokens give unequal KV bytes from run to run"
+    return None
+
+
+def _hash_reason(config: VllmConfig) -> str | None:
+    cache = config.cache_config
+    if not cache.enable_prefix_caching:
+        return "prefix caching is off, so blocks have no hash to be found by"
+    if cache.prefix_caching_hash_algo not in ("sha256", "sha256_cbor"):
+        return (
+            f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo!r}, which is not collision "
+            "resistant; use sha256_cbor"
+        )
+    if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
+        return f"prefix_match_unit {cache.prefix_match_unit} differs from block_size {cache.block_size}"
+    return None
+
+
+def _group_reason(kv_cache: KVCacheConfig) -> str | None:
+    groups = kv_cache.kv_cache_groups
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups; only 1 is supported"
+    group = groups[0]
+    spec = group.kv_cache_spec
+    if type(spec) is not FullAttentionSpec:
+        return f"the model's KV cache is {type(spec).__name__}; only full attention is supported"
+    if spec.sliding_window is not None or spec.attention_chunk_size is not None or spec.non_causal:
+        return "the model's attention is windowed, chunked or not causal; only full attention is supported"
+    if group.is_eagle_group or not group.enable_kv_transfer:
+        return "the KV cache group belongs to a draft model or is excluded from transfer"
+    return None

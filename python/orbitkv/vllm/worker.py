@@ -1,0 +1,251 @@
+"""Worker side: hands loads and saves to the native client and reports how they end.
+
+Runs in the model runner's thread. The client copies on threads of its own; here one waits only where the
+engine is about to read or to overwrite a block.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from orbitkv.vllm.layout import LayoutError, regions_of
+from orbitkv.vllm.log import logger, warn_once
+from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
+from orbitkv.vllm.native import load_native
+from orbitkv.vllm.selftest import Scratch, probe_layout, scratch_like
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from orbitkv.vllm.settings import Settings
+
+# An asynchronous load that takes longer is ended; its blocks are then recomputed.
+ASYNC_LOAD_LIMIT_S = 10.0
+ABORT_SLICE_MS = 100
+
+
+@dataclass
+class _Load:
+    """A restore that has been handed to the client. `native` is None if that failed."""
+
+    order: LoadOrder
+    native: Any
+    started: float
+    ended: float | None = None
+    # Layers before this one have been waited for.
+    layers_waited: int = 0
+
+    def is_over(self) -> bool:
+        """No byte of it moves any more."""
+        if self.ended is None and (self.native is None or self.native.poll()):
+            self.ended = time.monotonic()
+        return self.ended is not None
+
+    def failed_blocks(self) -> set[int]:
+        """Blocks that hold nothing usable. Valid once it is over."""
+        return set(self.order.blocks) if self.native is None else set(self.native.failed_blocks())
+
+
+@dataclass
+class _Save:
+    native: Any
+    blocks: list[int] = field(default_factory=list)
+
+
+class WorkerSide:
+    """One rank's loads and saves."""
+
+    def __init__(self, registration: Any, settings: Settings, kv_cache: KVCacheConfig, *, rank: int) -> None:
+        self._registration = registration
+        self._settings = settings
+        self._kv_cache = kv_cache
+        self._rank = rank
+        self._client: Any = None
+        self._scratch: Scratch | None = None  # keeps the memory of the client's own self-test alive
+        self._page_bytes = 0
+        self._layers: dict[str, int] = {}
+        self._waits_before_forward = False
+        self.step = 0
+        self.loads_step = 0  # last step whose loads have all been taken in
+        self._sync: list[_Load] = []
+        self._async: dict[str, _Load] = {}
+        self._saves: dict[int, _Save] = {}
+        self._ended_saves: dict[int, int] = {}
+        self._received: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._loaded_bytes = 0
+        self._load_seconds = 0.0
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
+        """Proves the layout and attaches to the manager. Returns why the cache stays off, or None."""
+        native = load_native()
+        try:
+            regions = regions_of(kv_caches, self._kv_cache)
+        except LayoutError as error:
+            return str(error)
+        scratch = scratch_like(regions, native)
+        if (difference := probe_layout(scratch, native)) is not None:
+            return f"layout self-test failed: {difference}"
+        self._scratch = scratch
+        self._layers = {region.layer: index for index, region in enumerate(regions)}
+        layout = native.Layout([region.as_tuple() for region in regions])
+        self._page_bytes = layout.page_bytes
+        self._client = native.WorkerClient(
+            self._registration,
+            rank=self._rank,
+            layout=layout,
+            scratch=scratch.layout,
+            layout_probe_passed=True,
+            copy_threads=self._settings.copy_threads,
+            verify_restore=self._settings.verify_restore,
+        )
+        return None
+
+    # Saves ------------------------------------------------------------------------------------------------
+
+    def begin_step(self, metadata: StepMetadata) -> None:
+        """Called before anything of this step writes to a block."""
+        self.step = metadata.step
+        fences = list(metadata.fences)
+        if metadata.abort_saves:
+            fences = [block for save in self._saves.values() for block in save.blocks]
+        self._fence(fences)
+        for order in metadata.saves:
+            if order.urgent:
+                self._save(order)
+        self._fence([block for order in metadata.saves if order.urgent for block in order.blocks])
+        for order in metadata.saves:
+            if not order.urgent:
+                self._save(order)
+
+    def _fence(self, blocks: list[int]) -> None:
+        if blocks and self._client is not None:
+            self._client.fence(blocks, self._settings.save_fence_wait_ms)
+
+    def _save(self, order: SaveOrder) -> None:
+        try:
+            save = self._client.save(order.ticket, order.blocks) if self._client is not None else None
+        except load_native().OrbitKVError as error:
+            warn_once("save", "OrbitKV: a save could not begin: %s", error)
+            save = None
+        if save is None:
+            self._ended_saves[order.save_id] = 1
+        else:
+            self._saves[order.save_id] = _Save(save, list(order.blocks))
+
+    # Loads ------------------------------------------------------------------------------------------------
+
+    def start_loads(self, metadata: StepMetadata, *, layers_are_called: bool) -> None:
+        """Hands this step's loads to the client. `layers_are_called` is False where the engine runs the whole
+        forward pass without asking for layers; loads of this step are then awaited here."""
+        for order in metadata.loads:
+            load = _Load(order, self._restore(order), time.monotonic())
+            if order.is_async:
+                self._async[order.request_id] = load
+            else:
+                self._sync.append(load)
+        self.loads_step = metadata.step
+        if self._waits_before_forward or not layers_are_called:
+            self._wait_layers(max(len(self._layers), 1) - 1)
+
+    def _restore(self, order: LoadOrder) -> Any:
+        if order.ticket is None or self._client is None:
+            return None
+        try:
+            return self._client.restore(order.ticket, order.blocks)
+        except load_native().OrbitKVError as error:
+            warn_once("load", "OrbitKV: a restore could not begin, its tokens are recomputed: %s", error)
+            return None
+
+    def wait_for_layer(self, layer: str) -> None:
+        """Returns when this layer of all loads of the step has landed, or will never land."""
+        if self._sync:
+            self._wait_layers(self._layers.get(layer, len(self._layers) - 1))
+
+    def _wait_layers(self, index: int) -> None:
+        deadline = time.monotonic() + self._settings.layer_wait_ms / 1000
+        for load in self._sync:
+            if load.layers_waited > index:
+                continue
+            if not load.is_over():
+                remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
+                if not load.native.wait_layer(index, remaining_ms):
+                    self._stop(load)
+            load.is_over()
+            load.layers_waited = len(self._layers) if load.ended is not None else index + 1
+
+    def _stop(self, load: _Load) -> None:
+        """Ends a load whose blocks the engine is about to use otherwise. There is no giving up: a copy that
+        lands later would overwrite what was computed instead. It terminates because a copy stops at its
+        next fragment, and a fragment is a memory copy between resident pages of this process."""
+        while not load.is_over() and not load.native.abort(ABORT_SLICE_MS):
+            warn_once("abort", "OrbitKV: waiting for a restore to stop")
+
+    def end_step(self) -> None:
+        """Ends this step's loads; idempotent. After it no byte of them moves."""
+        num_layers = len(self._layers)
+        for load in self._sync:
+            if not load.is_over():
+                if not load.native.wait(self._settings.layer_wait_ms):
+                    self._stop(load)
+                load.is_over()
+            self._failed_blocks |= load.failed_blocks()
+            if load.native is not None and load.layers_waited < num_layers:
+                # The forward pass may have read layers that had not landed.
+                self._waits_before_forward = True
+                self._failed_blocks.update(load.order.blocks)
+            self._count(load)
+        self._sync = []
+
+    def _count(self, load: _Load) -> None:
+        if load.native is not None and load.ended is not None and not load.failed_blocks():
+            self._loaded_bytes += len(load.order.blocks) * self._page_bytes
+            self._load_seconds += max(load.ended - load.started, 1e-6)
+
+    def take_received(self) -> set[str]:
+        """Requests whose asynchronous load is over since the last call; each is named once, failed or not."""
+        for request_id, load in list(self._async.items()):
+            if not load.is_over() and time.monotonic() - load.started > ASYNC_LOAD_LIMIT_S:
+                # Its blocks stay the request's until the copy has really stopped.
+                load.native.abort(0)
+            if load.is_over():
+                self._failed_blocks |= load.failed_blocks()
+                self._received.add(request_id)
+                del self._async[request_id]
+        received, self._received = self._received, set()
+        return received
+
+    def take_failed_blocks(self) -> set[int]:
+        """Blocks that the engine has to compute; to be asked after `take_received` of the same step."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    # Reports ----------------------------------------------------------------------------------------------
+
+    def report(self) -> WorkerReport:
+        """What the scheduler side learns of this step."""
+        for save_id, save in list(self._saves.items()):
+            if save.native.poll():
+                del self._saves[save_id]
+                self._ended_saves[save_id] = 1
+        report = WorkerReport(self.step, self._ended_saves, self._loaded_bytes, self._load_seconds)
+        self._ended_saves = {}
+        self._loaded_bytes, self._load_seconds = 0, 0.0
+        return report
+
+    def close(self) -> None:
+        """Ends all copies. After it nothing touches KV memory."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            client.close()
+            logger.debug("OrbitKV: worker client closed")
+
+    def outstanding(self) -> tuple[set[str], set[int]]:
+        """Requests and blocks of loads that were not reported yet; for the side that takes over after a
+        fault."""
+        loads = [*self._async.values(), *self._sync]
+        blocks = {block for load in loads for block in load.order.blocks}
+        return set(self._async) | self._received, blocks | self._failed_blocks
