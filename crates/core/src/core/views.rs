@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::slots::SlotState;
-use crate::{Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SlotView};
+use crate::{Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId, SlotView};
 
 impl Core {
     /// The configuration.
@@ -87,6 +87,12 @@ impl Core {
     #[must_use]
     pub fn sessions(&self) -> usize {
         self.sessions.len()
+    }
+
+    /// Whether a session is open, or closed with something still in its custody.
+    #[must_use]
+    pub fn knows_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
     }
 
     /// Instances, with whether each is active and how many ranks are connected.

@@ -1,0 +1,109 @@
+//! The command line.
+
+use crate::Amount;
+use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
+
+/// OrbitKV cache manager: owns the KV pages of one host and lends them to its serving engines.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "orbitkv-cache-manager", version, about, max_term_width = 100)]
+pub struct Args {
+    /// Memory for cached pages: a size (4gb, 512mib) or a share of the memory available now, cgroup
+    /// limits included (25%).
+    #[arg(long, value_name = "SIZE", default_value = "25%")]
+    pub pool_size: Amount,
+
+    /// Unix socket for engines. Default: $XDG_RUNTIME_DIR/orbitkv/manager.sock, or
+    /// /tmp/orbitkv-<uid>/manager.sock.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Address of /health, /status and /metrics; port 0 takes a free one, "off" none.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9464")]
+    pub http_addr: HttpAddress,
+
+    /// Most bytes that the queries of all engines own at once: a size or a share of the pool.
+    #[arg(long, value_name = "SIZE", default_value = "75%")]
+    pub query_budget: Amount,
+
+    /// Most bytes that the queries of one engine own at once: a size or a share of the pool. Default:
+    /// the query budget.
+    #[arg(long, value_name = "SIZE")]
+    pub query_instance_budget: Option<Amount>,
+
+    /// Bytes of one memory segment. Default: an eighth of the pool, 64 MiB at most.
+    #[arg(long, value_name = "SIZE", hide = true)]
+    pub segment_size: Option<Amount>,
+
+    /// File that is written when engines can connect: JSON with pid, socket and http.
+    #[arg(long, value_name = "PATH")]
+    pub ready_file: Option<PathBuf>,
+
+    /// Format of the log on standard error.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// Least level that is logged.
+    #[arg(long, value_enum, default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
+}
+
+/// Where HTTP is served, if at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HttpAddress {
+    /// Nowhere.
+    Off,
+    /// There.
+    At(std::net::SocketAddr),
+}
+
+impl std::str::FromStr for HttpAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        text.parse()
+            .map(Self::At)
+            .map_err(|_| format!("{text:?} is not an address: write IP:PORT, such as 127.0.0.1:9464, or off"))
+    }
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_defaults() {
+        let args = Args::try_parse_from(["orbitkv-cache-manager"]).unwrap();
+        assert_eq!((args.pool_size, args.query_budget), (Amount::Percent(25), Amount::Percent(75)));
+        assert_eq!(args.http_addr, HttpAddress::At(([127, 0, 0, 1], 9464).into()));
+    }
+
+    #[test]
+    fn http_can_be_off() {
+        assert_eq!("off".parse(), Ok(HttpAddress::Off));
+        assert!("localhost".parse::<HttpAddress>().unwrap_err().contains("localhost"));
+    }
+}

@@ -1,0 +1,94 @@
+//! Between the numbers of the wire and those of the core.
+
+use orbitkv_core::{Grant, MissReason, OperationOutcome, PageGrant, PagePart, SegmentId, SlotRef};
+use orbitkv_wire::{GrantStatus, GrantedBody, Part, Slot, ToClient, WireMiss};
+
+pub(crate) fn slot_ref(slot: &Slot) -> SlotRef {
+    SlotRef {
+        segment: SegmentId(slot.segment.get()),
+        index: slot.index.get(),
+        generation: slot.generation.get(),
+    }
+}
+
+fn part(part: &PagePart) -> Part {
+    let slot = Slot {
+        segment: part.slot.segment.0.into(),
+        index: part.slot.index.into(),
+        generation: part.slot.generation.into(),
+    };
+    Part { slot, crc: part.crc.into() }
+}
+
+/// The message about a query; `parts` is scratch space.
+pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) -> ToClient<'a> {
+    match outcome {
+        OperationOutcome::Waiting => ToClient::Waiting,
+        OperationOutcome::Ready { pages, shards, parts: leased } => {
+            parts.clear();
+            parts.extend(leased.iter().map(part));
+            ToClient::Ready { pages: *pages, shards: *shards, parts }
+        }
+        OperationOutcome::Miss(reason) => ToClient::Miss(match reason {
+            MissReason::Absent => WireMiss::Absent,
+            MissReason::Inactive => WireMiss::Inactive,
+            MissReason::Deadline => WireMiss::Deadline,
+            MissReason::Lifetime => WireMiss::Lifetime,
+            MissReason::Limit => WireMiss::Limit,
+            MissReason::Expired => WireMiss::Expired,
+            MissReason::Budget => WireMiss::Budget,
+        }),
+    }
+}
+
+/// The answer to a reservation; `statuses` and `parts` are scratch space.
+pub(crate) fn granted<'a>(
+    grants: &[PageGrant],
+    statuses: &'a mut Vec<u8>,
+    parts: &'a mut Vec<Part>,
+) -> ToClient<'a> {
+    statuses.clear();
+    parts.clear();
+    let mut shards = 0;
+    for page in grants {
+        let status = match &page.grant {
+            Grant::Slots(slots) => {
+                shards = u16::try_from(slots.len()).unwrap_or(u16::MAX);
+                parts.extend(slots.iter().map(part));
+                GrantStatus::Slots
+            }
+            Grant::Exists => GrantStatus::Exists,
+            Grant::Busy => GrantStatus::Busy,
+            Grant::Refused => GrantStatus::Refused,
+        };
+        statuses.push(status as u8);
+    }
+    ToClient::Granted(GrantedBody { shards, statuses, parts })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orbitkv_core::BlockHash;
+    use orbitkv_wire::Kind;
+
+    const PART: PagePart =
+        PagePart { slot: SlotRef { segment: SegmentId(1), index: 2, generation: 3 }, crc: 4 };
+
+    #[test]
+    fn slots_survive_the_round_trip() {
+        assert_eq!(slot_ref(&part(&PART).slot), PART.slot);
+    }
+
+    #[test]
+    fn grants_of_all_kinds_decode_as_sent() {
+        let grants = [Grant::Slots(vec![PART, PART]), Grant::Exists, Grant::Busy, Grant::Refused]
+            .map(|grant| PageGrant { hash: BlockHash([0; 32]), grant });
+        let (mut statuses, mut parts, mut payload) = (Vec::new(), Vec::new(), Vec::new());
+        granted(&grants, &mut statuses, &mut parts).encode(&mut payload);
+        let Ok(ToClient::Granted(body)) = ToClient::decode(Kind::Granted, &payload) else {
+            panic!("not a granted message");
+        };
+        assert_eq!((body.shards, body.statuses, body.parts.len()), (2, &[0, 1, 2, 3][..], 2));
+    }
+}

@@ -1,0 +1,40 @@
+//! The cache manager of a host, as a library that its binary and its tests share.
+//!
+//! One core thread owns the [`orbitkv_core::Core`]: it waits in epoll for clients, their processes,
+//! signals and its helpers, turns frames into events, and carries effects out. One thread takes and
+//! returns the memory of segments. One thread serves HTTP. Nothing here copies page bytes.
+#![forbid(unsafe_code)]
+
+mod admin;
+mod amount;
+mod args;
+mod claim;
+mod clock;
+mod connection;
+mod convert;
+#[cfg(feature = "test-hooks")]
+mod hooks;
+mod http;
+mod lease_clock;
+mod logging;
+mod manager;
+mod metrics;
+mod outbox;
+mod poller;
+mod pool;
+mod processes;
+mod ready;
+mod registration;
+mod server;
+mod sessions;
+mod settings;
+mod snapshot;
+mod tally;
+mod waker;
+
+pub use amount::{Amount, AmountError};
+pub use args::{Args, HttpAddress, LogFormat, LogLevel};
+pub use claim::{Claim, ClaimError, default_socket};
+pub use manager::{StartError, run};
+pub use server::ServerError;
+pub use settings::{SettingsError, config};

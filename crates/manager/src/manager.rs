@@ -1,0 +1,162 @@
+//! From a command line to a serving manager, and to its end.
+
+use crate::admin::Admin;
+use crate::args::{Args, HttpAddress};
+use crate::claim::{Claim, ClaimError, default_socket};
+use crate::server::{Parts, Server, ServerError};
+use crate::settings::{self, SettingsError};
+use crate::waker::Waker;
+use crate::{http, logging, ready};
+use rustix::process::{Resource, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why the manager does not serve, or stopped serving.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// A flag that cannot work.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    /// No socket to serve on.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// No address to serve HTTP on.
+    #[error("--http-addr {address}: {source}; choose another address, port 0 for a free port, or off")]
+    Http {
+        /// What was asked for.
+        address: SocketAddr,
+        /// The answer.
+        source: io::Error,
+    },
+    /// The ready file could not be written.
+    #[error("--ready-file {path}: {source}")]
+    Ready {
+        /// What was asked for.
+        path: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+    /// The core thread.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// A system call without which nothing can be served.
+    #[error("{what}: {source}")]
+    Io {
+        /// Which.
+        what: &'static str,
+        /// The answer.
+        source: io::Error,
+    },
+}
+
+impl StartError {
+    /// 2 for what another command line fixes, 3 when another manager serves, 1 for the rest.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Claim(ClaimError::Taken { .. }) => 3,
+            Self::Settings(_) | Self::Claim(_) | Self::Http { .. } | Self::Ready { .. } => 2,
+            Self::Server(_) | Self::Io { .. } => 1,
+        }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Whatever keeps it from serving. Socket, lock and ready file are gone then, as after a normal end.
+pub fn run(args: &Args) -> Result<(), StartError> {
+    let failed = |what| move |source| StartError::Io { what, source };
+    logging::start(args.log_format, args.log_level);
+    let memory = orbitkv_shm::available_memory()
+        .map_err(|e| StartError::Io { what: "available memory", source: io::Error::other(e) })?;
+    let config = settings::config(args, memory)?;
+    // Before the first file is made: none of ours is for anybody else.
+    rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
+    raise_descriptor_limit();
+    // Before the socket exists, so that a signal never leaves it behind.
+    let signals = signal_pipe().map_err(failed("signals"))?;
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let (claim, listener) = Claim::take(&socket)?;
+    let web = match args.http_addr {
+        HttpAddress::Off => None,
+        HttpAddress::At(address) => {
+            Some(TcpListener::bind(address).map_err(|source| StartError::Http { address, source })?)
+        }
+    };
+    let waker = Waker::new().map_err(failed("eventfd"))?;
+    let (admin, requests) = Admin::new(waker.clone());
+    let http = match web {
+        Some(listener) => Some(http::start(listener, admin).map_err(failed("HTTP"))?),
+        None => None,
+    };
+    let boot = random_identity().map_err(failed("getrandom"))?;
+    let pool_bytes = config.pool_bytes;
+    let parts = Parts { config, claim, listener, signals, admin: requests, waker, http, boot };
+    let server = Server::new(parts)?;
+    let ready = ReadyFile::write(args.ready_file.as_ref(), &socket, http)?;
+    tracing::info!(
+        socket = %socket.display(),
+        http = %http.map_or_else(|| "off".to_owned(), |a| a.to_string()),
+        pool_bytes,
+        huge_pages = ?orbitkv_shm::shmem_huge_pages(),
+        "ready"
+    );
+    let served = server.run();
+    drop(ready);
+    tracing::info!("stopped");
+    Ok(served?)
+}
+
+/// Removed when the manager ends: a file that stays would name a manager that is not there.
+struct ReadyFile(Option<PathBuf>);
+
+impl ReadyFile {
+    fn write(
+        path: Option<&PathBuf>,
+        socket: &std::path::Path,
+        http: Option<SocketAddr>,
+    ) -> Result<Self, StartError> {
+        if let Some(path) = path {
+            ready::write(path, socket, http)
+                .map_err(|source| StartError::Ready { path: path.clone(), source })?;
+        }
+        Ok(Self(path.cloned()))
+    }
+}
+
+impl Drop for ReadyFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// A stream that becomes readable at SIGTERM or SIGINT.
+fn signal_pipe() -> io::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, theirs.try_clone()?)?;
+    }
+    Ok(ours)
+}
+
+/// A session takes one descriptor, its process another, a segment a third.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
+fn random_identity() -> io::Result<u128> {
+    let mut bytes = [0; 16];
+    let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    if got == bytes.len() { Ok(u128::from_le_bytes(bytes)) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}

@@ -1,0 +1,169 @@
+//! `/metrics`: a snapshot in the Prometheus text format. docs/metrics.md explains each name.
+
+use crate::snapshot::Snapshot;
+use crate::tally::Histogram;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use std::fmt;
+
+/// All metrics of one snapshot as text.
+pub(crate) fn render(snapshot: Snapshot) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("orbitkv");
+    registry.register_collector(Box::new(Scrape(snapshot)));
+    let mut text = String::new();
+    prometheus_client::encoding::prometheus_text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Scrape(Snapshot);
+
+impl Collector for Scrape {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut page = Page(encoder);
+        self.pool(&mut page)?;
+        self.query(&mut page)?;
+        self.save_and_load(&mut page)?;
+        self.sessions(&mut page)?;
+        self.shell(&mut page)
+    }
+}
+
+impl Scrape {
+    fn pool(&self, page: &mut Page<'_>) -> fmt::Result {
+        let pool = &self.0.status.pool;
+        page.gauge("pool_limit_bytes", "Most bytes that segments may take", pool.limit_bytes)?;
+        page.gauge("pool_bytes", "Bytes of all segments", pool.bytes)?;
+        page.gauge("pool_used_bytes", "Bytes of slots in use", pool.used_bytes)?;
+        page.gauge(
+            "pool_quarantined_bytes",
+            "Bytes that an ended client may still write",
+            pool.quarantined_bytes,
+        )?;
+        page.gauge("pool_segments", "Memory segments", pool.segments as u64)?;
+        page.gauge("pool_pages", "Pages that can be restored", pool.pages as u64)?;
+        let failed = self.0.tally.segments_failed;
+        page.counter("pool_growth_failures", "Segments that could not be had", failed)?;
+        page.counter("evicted_pages", "Pages evicted for room", self.0.counters.evicted_pages)?;
+        page.counter("dropped_pages", "Pages dropped by request", self.0.counters.dropped_pages)
+    }
+
+    fn query(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (query, counters) = (&self.0.status.query, &self.0.counters);
+        page.gauge("query_budget_bytes", "Most bytes that queries may own", query.budget_bytes)?;
+        page.gauge("query_reserved_bytes", "Bytes that queries own", query.reserved_bytes)?;
+        let speculative = query.speculative_reserved_bytes;
+        page.gauge("query_speculative_reserved_bytes", "Bytes owned by reads ahead of demand", speculative)?;
+        let phases = query.reserved_bytes_by_phase.iter().map(|(account, bytes)| (*account, *bytes));
+        page.gauges("query_reserved_bytes_by_phase", "Bytes that queries own, by account", "phase", phases)?;
+        let operations = query.operations.iter().map(|(phase, count)| (*phase, *count as u64));
+        page.gauges("operations", "Queries that are not over, by phase", "phase", operations)?;
+        page.gauge("leases", "Queries with leased pages", query.leases as u64)?;
+        page.counter("queries", "Queries with a final answer", counters.queries)?;
+        page.counter("query_budget_waits", "Queries that waited for budget", counters.budget_waits)?;
+        page.counter("query_budget_bypasses", "Queries larger than their budget", counters.budget_bypasses)?;
+        page.counter("query_timeouts", "Waits for budget ended by time", counters.timed_out)?;
+        page.counter("lease_expirations", "Leases that nobody handed out in time", counters.expired_leases)?;
+        let tiers = [("ram", counters.ram_pages), ("miss", counters.missed_pages)];
+        page.counters("tier_block_requests", "Pages asked for, by where they were found", "tier", tiers)
+    }
+
+    fn save_and_load(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (status, counters) = (&self.0.status, &self.0.counters);
+        page.gauge("save_inflight_bytes", "Bytes granted and not committed", status.save.inflight_bytes)?;
+        page.counter("save_pages_granted", "Pages for which slots were granted", counters.granted_pages)?;
+        page.counter("save_pages_committed", "Pages sealed", counters.committed_pages)?;
+        page.counter(
+            "save_pages_duplicate",
+            "Pages sealed twice, the second one freed",
+            counters.duplicate_pages,
+        )?;
+        page.counter("save_pages_aborted", "Granted pages that were never sealed", counters.aborted_pages)?;
+        page.counter("save_refused", "Pages for which no slot was granted", counters.refused_pages)?;
+        page.gauge("load_inflight_bytes", "Bytes that workers may be copying", status.load.inflight_bytes)?;
+        page.counter("load_pages", "Pages handed to workers", counters.restored_pages)?;
+        page.counter("load_bad_pages", "Restored pages that did not match", counters.bad_pages)
+    }
+
+    fn sessions(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (status, tally) = (&self.0.status, &self.0.tally);
+        page.gauge("sessions", "Connected sessions", status.sessions.open as u64)?;
+        let unfinished = status.sessions.unfinished as u64;
+        page.gauge("sessions_unfinished", "Ended sessions whose process may still copy", unfinished)?;
+        page.gauge("instances", "Engines with a connected session", status.instances.len() as u64)?;
+        page.counter("connections", "Accepted connections", tally.connections)?;
+        let closed = tally.closed_by_reason();
+        page.counters("connections_closed", "Ended connections, by reason", "reason", closed)
+    }
+
+    fn shell(&self, page: &mut Page<'_>) -> fmt::Result {
+        let tally = &self.0.tally;
+        page.counters("frames_received", "Frames from clients", "kind", tally.received_by_kind())?;
+        page.counters("frames_sent", "Frames queued for clients", "kind", tally.sent_by_kind())?;
+        page.counter("refusals", "Requests that broke a rule", self.0.counters.refusals)?;
+        page.gauge("uptime_seconds", "Seconds since the start", self.0.status.uptime_seconds)?;
+        page.histogram("request_handling_seconds", "Time to handle one frame", &tally.handling)
+    }
+}
+
+/// Shorthands over the encoder.
+struct Page<'a>(DescriptorEncoder<'a>);
+
+impl Page<'_> {
+    fn start(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        f: impl FnOnce(MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        f(self.0.encode_descriptor(name, help, None, kind)?)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.start(name, help, MetricType::Gauge, |e| ConstGauge::new(value).encode(e))
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        self.start(name, help, MetricType::Counter, |e| ConstCounter::new(value).encode(e))
+    }
+
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, u64)>,
+    ) -> fmt::Result {
+        self.start(name, help, MetricType::Gauge, |mut e| {
+            values
+                .into_iter()
+                .try_for_each(|(of, value)| ConstGauge::new(value).encode(e.encode_family(&[(label, of)])?))
+        })
+    }
+
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &'static str,
+        values: impl IntoIterator<Item = (&'static str, u64)>,
+    ) -> fmt::Result {
+        self.start(name, help, MetricType::Counter, |mut e| {
+            values
+                .into_iter()
+                .try_for_each(|(of, value)| ConstCounter::new(value).encode(e.encode_family(&[(label, of)])?))
+        })
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) -> fmt::Result {
+        self.start(name, help, MetricType::Histogram, |mut e| {
+            let buckets = histogram.buckets();
+            e.encode_histogram::<NoLabelSet>(histogram.sum_seconds(), histogram.count(), &buckets, None)
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! The segments behind the core's slots, and the thread that takes and returns their memory.
+
+use crate::waker::Waker;
+use orbitkv_shm::{Segment, available_memory};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::thread;
+
+/// Most jobs that wait for the thread.
+const JOBS: usize = 256;
+/// Memory that is left to the host, or the cgroup, by a growing pool.
+const SPARE_BYTES: u64 = 64 << 20;
+/// More threads do not make page faults faster.
+const MAX_POPULATE_THREADS: usize = 8;
+
+/// A segment that clients may have.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) slot_bytes: u64,
+    /// Sessions that were given it.
+    pub(crate) sessions: Vec<u64>,
+}
+
+enum Job {
+    Grow { id: u32, bytes: u64 },
+    Release(Arc<Segment>),
+}
+
+/// Outcome of a growth.
+pub(crate) struct Grown {
+    pub(crate) id: u32,
+    pub(crate) result: Result<Segment, String>,
+}
+
+/// All segments. Taking and returning memory is done in order by one thread, so that what is returned
+/// is there for what grows next.
+pub(crate) struct Pool {
+    shared: BTreeMap<u32, Shared>,
+    /// Bytes from slot to slot of the segments that grow.
+    growing: BTreeMap<u32, u64>,
+    jobs: SyncSender<Job>,
+    grown: Receiver<Grown>,
+}
+
+impl Pool {
+    /// Starts the thread.
+    pub(crate) fn start(waker: Waker) -> io::Result<Self> {
+        let (jobs, todo) = sync_channel(JOBS);
+        let (done, grown) = sync_channel(JOBS);
+        thread::Builder::new().name("orbitkv-pool".to_owned()).spawn(move || {
+            for job in todo {
+                match job {
+                    Job::Grow { id, bytes } => {
+                        if done.send(Grown { id, result: grow(id, bytes) }).is_err() {
+                            return;
+                        }
+                        waker.wake();
+                    }
+                    Job::Release(segment) => release(&segment),
+                }
+            }
+        })?;
+        Ok(Self { shared: BTreeMap::new(), growing: BTreeMap::new(), jobs, grown })
+    }
+
+    /// Asks for a segment; false if too much is asked for already.
+    pub(crate) fn grow(&mut self, id: u32, slot_bytes: u64, bytes: u64) -> bool {
+        if self.jobs.try_send(Job::Grow { id, bytes }).is_err() {
+            return false;
+        }
+        self.growing.insert(id, slot_bytes);
+        true
+    }
+
+    /// The next finished growth; its segment can be shared from now on.
+    pub(crate) fn next_grown(&mut self) -> Option<(u32, Result<(), String>)> {
+        let Grown { id, result } = match self.grown.try_recv() {
+            Ok(grown) => grown,
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => return None,
+        };
+        let slot_bytes = self.growing.remove(&id).unwrap_or(0);
+        let result = result.map(|segment| {
+            let shared = Shared { segment: Arc::new(segment), slot_bytes, sessions: Vec::new() };
+            self.shared.insert(id, shared);
+        });
+        Some((id, result))
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut Shared> {
+        self.shared.get_mut(&id)
+    }
+
+    /// Gives the memory back and returns the sessions that have to know.
+    pub(crate) fn release(&mut self, id: u32) -> Vec<u64> {
+        let Some(shared) = self.shared.remove(&id) else { return Vec::new() };
+        let sent = self.jobs.try_send(Job::Release(shared.segment));
+        if let Err(
+            TrySendError::Full(Job::Release(segment)) | TrySendError::Disconnected(Job::Release(segment)),
+        ) = sent
+        {
+            release(&segment);
+        }
+        shared.sessions
+    }
+
+    /// Forgets that a session has segments.
+    pub(crate) fn session_closed(&mut self, session: u64) {
+        for shared in self.shared.values_mut() {
+            shared.sessions.retain(|s| *s != session);
+        }
+    }
+}
+
+fn grow(id: u32, bytes: u64) -> Result<Segment, String> {
+    let memory = available_memory().map_err(|e| e.to_string())?;
+    // Asked before, because a cgroup does not refuse: it kills.
+    let usable_bytes = memory.usable_bytes();
+    if usable_bytes < bytes.saturating_add(SPARE_BYTES) {
+        return Err(format!(
+            "{usable_bytes} bytes of memory are available; {bytes} and {SPARE_BYTES} to spare are needed"
+        ));
+    }
+    let size = usize::try_from(bytes).map_err(|e| e.to_string())?;
+    let segment = Segment::create(&format!("orbitkv-{id}"), size).map_err(|e| e.to_string())?;
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_POPULATE_THREADS);
+    segment.populate(threads).map_err(|e| e.to_string())?;
+    Ok(segment)
+}
+
+/// Clients may map the segment for a while yet: its memory goes now, whatever they do.
+fn release(segment: &Segment) {
+    if let Err(error) = segment.punch_all() {
+        tracing::warn!(%error, "memory of a segment is kept until the last client unmaps it");
+    }
+}

@@ -1,0 +1,83 @@
+//! Answers to the HTTP thread.
+
+use super::Server;
+use crate::admin::AdminRequest;
+use crate::snapshot::{LoadStatus, PoolStatus, QueryStatus, SaveStatus, SessionStatus, Snapshot, Status};
+use orbitkv_core::{Account, Event, Phase};
+
+const PHASES: [Phase; 5] =
+    [Phase::Waiting, Phase::Preparing, Phase::Ready, Phase::Restoring, Phase::Draining];
+
+impl Server {
+    pub(super) fn take_admin(&mut self) {
+        // At most what is there now: a flood of requests cannot hold the core thread.
+        for _ in 0..64 {
+            let Ok(request) = self.admin.try_recv() else { return };
+            // A receiver that is gone has given up.
+            match request {
+                AdminRequest::Health(answer) => {
+                    let _ = answer.send(self.drain_until.is_none());
+                }
+                AdminRequest::Snapshot(answer) => {
+                    let _ = answer.send(self.snapshot());
+                }
+                AdminRequest::DropMemory(answer) => {
+                    let before = self.core.counters().dropped_pages;
+                    self.feed(Event::DropUnleased);
+                    let _ = answer.send(self.core.counters().dropped_pages - before);
+                }
+            }
+        }
+        self.waker.wake();
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let core = &self.core;
+        let status = Status {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            boot: format!("{:032x}", self.boot),
+            uptime_seconds: self.clock.now().0 / 1_000_000,
+            draining: self.drain_until.is_some(),
+            socket: self.claim.path().display().to_string(),
+            http: self.http.map(|address| address.to_string()),
+            pool: PoolStatus {
+                limit_bytes: core.config().pool_bytes,
+                bytes: core.pool_bytes(),
+                used_bytes: core.used_bytes(),
+                quarantined_bytes: core.quarantined_bytes(),
+                segments: core.segments(),
+                pages: core.sealed_pages(),
+            },
+            query: self.query_status(),
+            save: SaveStatus { reservations: core.saves(), inflight_bytes: core.filling_bytes() },
+            load: LoadStatus { inflight_bytes: core.ledger().account_bytes(Account::Restoring) },
+            sessions: SessionStatus {
+                open: self.sessions.open(),
+                unfinished: core.sessions().saturating_sub(self.sessions.open()),
+            },
+            instances: self.sessions.instances(),
+            counters: core.counters().into(),
+        };
+        Snapshot { status, tally: self.tally.clone(), counters: *core.counters() }
+    }
+
+    fn query_status(&self) -> QueryStatus {
+        let (core, ledger) = (&self.core, self.core.ledger());
+        let leased = |phase| matches!(phase, Phase::Ready | Phase::Restoring);
+        let leases = || core.operations().filter(|op| leased(op.phase)).map(|op| op.ticket);
+        let oldest =
+            self.leases.oldest(leases()).map(|since| self.clock.now().0.saturating_sub(since.0) as f64 / 1e6);
+        QueryStatus {
+            budget_bytes: ledger.budget_bytes(),
+            instance_budget_bytes: core.config().query_instance_budget_bytes,
+            reserved_bytes: ledger.reserved_bytes(),
+            peak_reserved_bytes: ledger.peak_bytes(),
+            speculative_reserved_bytes: ledger.speculative_bytes(),
+            reserved_bytes_by_phase: Account::ALL.map(|a| (a.name(), ledger.account_bytes(a))).into(),
+            operations: PHASES.map(|phase| (phase.name(), core.operations_in(phase))).into(),
+            leases: leases().count(),
+            oldest_lease_seconds: oldest,
+        }
+    }
+}

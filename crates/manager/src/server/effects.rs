@@ -1,0 +1,149 @@
+//! What the core wants done.
+
+use super::Server;
+use crate::convert;
+use crate::outbox::Ids;
+use crate::tally::CloseReason;
+use orbitkv_core::{Effect, Event, OperationId, OperationOutcome, Revision, SegmentId, SessionId, Ticket};
+use orbitkv_wire::ToClient;
+use std::sync::Arc;
+
+impl Server {
+    /// Gives the core one event and carries out what follows. False if the event was refused.
+    pub(super) fn feed(&mut self, event: Event<'_>) -> bool {
+        // Nested calls find the buffer taken and use a fresh one; they happen only outside `apply`.
+        let mut effects = std::mem::take(&mut self.scratch.effects);
+        self.core.step(self.clock.now(), event, &mut effects);
+        let mut taken = true;
+        for effect in effects.drain(..) {
+            taken &= !matches!(effect, Effect::Refused { .. });
+            self.apply(effect);
+        }
+        self.scratch.effects = effects;
+        taken
+    }
+
+    /// Never steps the core: what must follow as an event is queued.
+    pub(super) fn apply(&mut self, effect: Effect) {
+        match effect {
+            #[cfg(feature = "test-hooks")]
+            Effect::Operation { session, operation, revision, outcome } => {
+                let parked = self.parked.park((session, operation, revision, outcome));
+                for (session, operation, revision, outcome) in parked {
+                    self.send_operation(session, operation, revision, &outcome);
+                }
+            }
+            #[cfg(not(feature = "test-hooks"))]
+            Effect::Operation { session, operation, revision, outcome } => {
+                self.send_operation(session, operation, revision, &outcome);
+            }
+            Effect::Granted { session, operation, revision, grants } => {
+                let mut statuses = std::mem::take(&mut self.scratch.statuses);
+                let mut parts = std::mem::take(&mut self.scratch.parts);
+                let message = convert::granted(&grants, &mut statuses, &mut parts);
+                self.send_to(session, ids(operation, revision), &message);
+                (self.scratch.statuses, self.scratch.parts) = (statuses, parts);
+            }
+            Effect::Refused { session, operation, refusal } => {
+                let text = refusal.to_string();
+                tracing::debug!(session = session.0, ?operation, "refused: {text}");
+                let about = operation.map_or_else(Ids::default, |(o, r)| ids(o, r));
+                self.send_to(session, about, &ToClient::Refused { text: &text });
+            }
+            Effect::InstanceState { session, active } => {
+                if let Some(known) = self.sessions.get_mut(session.0) {
+                    known.active = active;
+                }
+                self.send_to(session, Ids::default(), &ToClient::InstanceState { active });
+            }
+            Effect::Fence { session, scheduler } => {
+                self.send_to(session, Ids::default(), &ToClient::Fence { scheduler: scheduler.0 });
+            }
+            Effect::CloseSession { session } => {
+                if let Some(connection) = self.sessions.get(session.0).and_then(|s| s.connection) {
+                    self.doomed.push_back((connection, CloseReason::Replaced));
+                }
+            }
+            Effect::GrowSegment { segment, slot_bytes, bytes, .. } => {
+                if !self.pool.grow(segment.0, slot_bytes, bytes) {
+                    self.failed_growths.push(segment.0);
+                }
+            }
+            Effect::ShareSegment { segment, session } => self.share(segment, session),
+            Effect::DropSegment { segment } => {
+                for session in self.pool.release(segment.0) {
+                    let message = ToClient::SegmentGone { segment: segment.0 };
+                    self.send_to(SessionId(session), Ids::default(), &message);
+                }
+            }
+        }
+    }
+
+    fn send_operation(
+        &mut self,
+        session: SessionId,
+        operation: OperationId,
+        revision: Revision,
+        outcome: &OperationOutcome,
+    ) {
+        if matches!(outcome, OperationOutcome::Ready { .. }) {
+            let (core, ticket) = (&self.core, Ticket { session, operation, revision });
+            let live = || core.operations().map(|op| op.ticket).collect();
+            self.leases.started(ticket, core.now(), 2 * core.config().operations, live);
+        }
+        let mut parts = std::mem::take(&mut self.scratch.parts);
+        let message = convert::outcome(outcome, &mut parts);
+        self.send_to(session, ids(operation, revision), &message);
+        self.scratch.parts = parts;
+    }
+
+    fn share(&mut self, id: SegmentId, session: SessionId) {
+        let Some(connection) = self.sessions.get(session.0).and_then(|s| s.connection) else { return };
+        let Some(shared) = self.pool.get_mut(id.0) else {
+            tracing::error!(segment = id.0, "a segment that is not there was to be shared");
+            return;
+        };
+        shared.sessions.push(session.0);
+        let bytes = shared.segment.bytes() as u64;
+        let message = ToClient::Segment { segment: id.0, slot_bytes: shared.slot_bytes, bytes };
+        let segment = Arc::clone(&shared.segment);
+        self.send(connection, Ids::default(), &message, Some(segment));
+    }
+
+    /// Tells the core about segments that have grown, or could not.
+    pub(super) fn take_grown(&mut self) {
+        while let Some((id, result)) = self.pool.next_grown() {
+            let segment = SegmentId(id);
+            match result {
+                Ok(()) => {
+                    tracing::debug!(segment = id, "segment ready");
+                    self.feed(Event::SegmentReady { segment });
+                }
+                Err(error) => {
+                    self.tally.segments_failed += 1;
+                    tracing::warn!(segment = id, "the pool cannot grow: {error}");
+                    self.feed(Event::SegmentFailed { segment });
+                }
+            }
+        }
+    }
+
+    pub(super) fn report_failed_growths(&mut self) {
+        while let Some(id) = self.failed_growths.pop() {
+            self.tally.segments_failed += 1;
+            self.feed(Event::SegmentFailed { segment: SegmentId(id) });
+        }
+    }
+
+    /// Sends what was parked at a hold point that is not held any more.
+    #[cfg(feature = "test-hooks")]
+    pub(super) fn send_parked(&mut self) {
+        for (session, operation, revision, outcome) in self.parked.take_released() {
+            self.send_operation(session, operation, revision, &outcome);
+        }
+    }
+}
+
+fn ids(operation: OperationId, revision: Revision) -> Ids {
+    Ids { operation: operation.0, revision: revision.0 }
+}
