@@ -1,0 +1,25 @@
+"""What the engine reads from the environment, set before it is imported."""
+
+from __future__ import annotations
+
+import os
+
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # More threads than idle cores make the CPU backend ten times slower.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "NO_PROXY": "127.0.0.1",
+    # Scheduler, worker and test share one process and one thread: a test steps the engine itself.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+}
+
+
+def set_engine_environment() -> None:
+    """For this process and its children."""
+    os.environ.update(ENGINE_ENVIRONMENT)

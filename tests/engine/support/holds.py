@@ -1,0 +1,97 @@
+"""Hold points and fault switches of one process of a test build (`crates/holds`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.wait import wait_until
+
+# In the manager.
+QUERY_REPLY = "query_reply"  # answers to queries wait, in order
+# In an engine process.
+COPY_RESTORE = "copy_restore"  # before the first byte of a restore moves
+COPY_SAVE = "copy_save"  # before the first byte of a save moves
+COMMIT = "commit"  # before commits are sent
+RESTORE_FAULT = "restore_fault"  # skip | zero
+FAIL_PAGE = "fail_page"  # N: the N-th next restored page fails
+
+ANSWER_S = 10.0
+
+
+class HoldsError(Exception):
+    """The process has no hold points, or does not know what it was asked."""
+
+
+class Holds:
+    """Speaks to `<directory>/<pid>.sock`, one connection a request."""
+
+    def __init__(self, directory: Path, pid: int | None = None) -> None:
+        self._path = directory / f"{pid or os.getpid()}.sock"
+
+    def ask(self, line: str) -> str:
+        """Sends one request line and returns the answer; raises `HoldsError` if it is an error."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ANSWER_S)
+            try:
+                connection.connect(str(self._path))
+            except OSError as error:
+                raise HoldsError(f"{self._path}: {error}; is this a build with test hooks?") from None
+            connection.sendall(line.encode() + b"\n")
+            answer = connection.makefile().readline().strip()
+        if not answer and line != "list":
+            raise HoldsError(f"{line!r} got no answer")
+        if answer.startswith("error"):
+            raise HoldsError(f"{line!r}: {answer}")
+        return answer
+
+    def hold(self, point: str) -> None:
+        """From now on whoever reaches `point` stops there."""
+        self.ask(f"hold {point}")
+
+    def release(self, point: str) -> None:
+        """Lets everybody at `point` go."""
+        self.ask(f"release {point}")
+
+    def reached(self, point: str) -> int:
+        """Arrivals at `point` since it was held."""
+        return int(self.ask(f"reached {point}"))
+
+    def set(self, switch: str, value: object | None = None) -> None:
+        """Sets a switch; without a value it is removed."""
+        self.ask(f"set {switch}" if value is None else f"set {switch} {value}")
+
+    @contextmanager
+    def held(self, point: str) -> Iterator[None]:
+        """Holds `point` for the length of a block, and releases it however the block ends."""
+        self.hold(point)
+        try:
+            yield
+        finally:
+            self.release(point)
+
+    @contextmanager
+    def switched(self, switch: str, value: object) -> Iterator[None]:
+        """Sets a switch for the length of a block."""
+        self.set(switch, value)
+        try:
+            yield
+        finally:
+            self.set(switch)
+
+    def wait_reached(self, point: str, count: int = 1, **wait: object) -> None:
+        """Waits until `point` was reached that often. `wait` goes to `wait_until`."""
+        wait_until(lambda: self.reached(point) >= count, f"{point} reached {count} times", **wait)
+
+    def clear(self) -> None:
+        """Releases every point and removes every switch."""
+        for item in self.ask("list").split():
+            kind, _, rest = item.partition(":")
+            name = rest.partition("=")[0]
+            if kind == "hold":
+                self.release(name)
+            elif kind == "switch":
+                self.set(name)
