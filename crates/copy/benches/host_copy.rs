@@ -21,21 +21,12 @@ fn job(source: &[u8], target: *mut u8, layers: usize, pages: usize) -> CopyJob {
         // disjoint.
         unsafe { Fragment::new(source.as_ptr().add(at), target.add(at), len) }
     };
-    let steps =
-        (0..layers).map(|layer| Step::new((0..pages).map(|page| fragment(layer, page)).collect()));
-    CopyJob::new(
-        CopyId(1),
-        CopyDirection::Restore,
-        steps.collect(),
-        Vec::new(),
-    )
-    .unwrap()
+    let steps = (0..layers).map(|layer| Step::new((0..pages).map(|page| fragment(layer, page)).collect()));
+    CopyJob::new(CopyId(1), CopyDirection::Restore, steps.collect(), Vec::new()).unwrap()
 }
 
 fn copies(criterion: &mut Criterion) {
-    let threads = thread::available_parallelism()
-        .map_or(2, usize::from)
-        .min(8);
+    let threads = thread::available_parallelism().map_or(2, usize::from).min(8);
     let source: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
     let mut target = vec![0_u8; BYTES];
     let mut group = criterion.benchmark_group(format!("copy_64mib_{threads}_threads"));
@@ -51,18 +42,13 @@ fn copies(criterion: &mut Criterion) {
         });
     });
     let target = target.as_mut_ptr();
-    for (name, layers, pages) in [
-        ("engine_1_mib", 8, 8),
-        ("engine_64_kib", 32, 32),
-        ("engine_4_kib", 32, 512),
-    ] {
+    for (name, layers, pages) in
+        [("engine_1_mib", 8, 8), ("engine_64_kib", 32, 32), ("engine_4_kib", 32, 512)]
+    {
         group.bench_function(name, |bencher| {
             let (wake, woken) = mpsc::channel();
             let waker = move || wake.send(()).unwrap();
-            let config = HostCopyConfig {
-                waker: Some(Arc::new(waker)),
-                ..HostCopyConfig::new(threads)
-            };
+            let config = HostCopyConfig { waker: Some(Arc::new(waker)), ..HostCopyConfig::new(threads) };
             let mut engine = HostCopy::new(config).unwrap();
             let mut done = Vec::new();
             bencher.iter(|| {

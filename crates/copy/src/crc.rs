@@ -85,9 +85,7 @@ mod tests {
     fn bitwise(bytes: &[u8]) -> u64 {
         let reflected_polynomial = 0xAD93_D235_94C9_3659_u64.reverse_bits();
         !bytes.iter().fold(u64::MAX, |crc, byte| {
-            (0..8).fold(crc ^ u64::from(*byte), |crc, _| {
-                (crc >> 1) ^ (reflected_polynomial * (crc & 1))
-            })
+            (0..8).fold(crc ^ u64::from(*byte), |crc, _| (crc >> 1) ^ (reflected_polynomial * (crc & 1)))
         })
     }
 

@@ -11,9 +11,7 @@ pub type Waker = Arc<dyn Fn() + Send + Sync>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CopyError {
     /// All places are taken; poll, then submit again.
-    #[error(
-        "the copy engine holds its limit of {max_jobs} jobs: poll completions before submitting more"
-    )]
+    #[error("the copy engine holds its limit of {max_jobs} jobs: poll completions before submitting more")]
     Busy {
         /// Jobs the engine holds at most, those not yet polled included.
         max_jobs: usize,
@@ -79,9 +77,5 @@ pub(crate) fn admit(
         }
         count += 1;
     }
-    if count >= max_jobs {
-        Err(CopyError::Busy { max_jobs })
-    } else {
-        Ok(())
-    }
+    if count >= max_jobs { Err(CopyError::Busy { max_jobs }) } else { Ok(()) }
 }

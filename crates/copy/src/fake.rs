@@ -66,10 +66,7 @@ impl FakeCopy {
             dead: false,
             lost: false,
         };
-        FakeCopy {
-            inner: Arc::new(Mutex::new(inner)),
-            waker,
-        }
+        FakeCopy { inner: Arc::new(Mutex::new(inner)), waker }
     }
 
     /// Plans every later job that has no plan of its own.
@@ -132,28 +129,15 @@ impl FakeCopy {
 impl CopyEngine for FakeCopy {
     fn submit(&mut self, job: CopyJob) -> Result<(), Refused> {
         let mut inner = self.lock();
-        let held = inner
-            .jobs
-            .iter()
-            .map(|held| held.job.id())
-            .chain(inner.done.iter().map(|done| done.id));
-        let admitted = if inner.lost {
-            Err(CopyError::DeviceLost)
-        } else {
-            admit(job.id(), held, inner.max_jobs)
-        };
+        let held = inner.jobs.iter().map(|held| held.job.id()).chain(inner.done.iter().map(|done| done.id));
+        let admitted =
+            if inner.lost { Err(CopyError::DeviceLost) } else { admit(job.id(), held, inner.max_jobs) };
         if let Err(error) = admitted {
             return Err(Refused { job, error });
         }
         let plan = inner.next_plans.pop_front().unwrap_or(inner.default_plan);
         let next_at_us = inner.now_us;
-        inner.jobs.push(FakeJob {
-            job,
-            plan,
-            step: 0,
-            mid_step: false,
-            next_at_us,
-        });
+        inner.jobs.push(FakeJob { job, plan, step: 0, mid_step: false, next_at_us });
         Ok(())
     }
 
@@ -170,10 +154,7 @@ impl Inner {
         while !self.dead {
             self.retire();
             // Earliest event first, the older job first among equals.
-            let due = self
-                .jobs
-                .iter_mut()
-                .filter(|job| job.next_at_us <= self.now_us);
+            let due = self.jobs.iter_mut().filter(|job| job.next_at_us <= self.now_us);
             let Some(job) = due.min_by_key(|job| job.next_at_us) else {
                 return;
             };
@@ -194,10 +175,7 @@ impl Inner {
         self.jobs.retain(|held| {
             let state = held.job.progress().state();
             if state.is_final() {
-                done.push(CopyDone {
-                    id: held.job.id(),
-                    state,
-                });
+                done.push(CopyDone { id: held.job.id(), state });
             }
             !state.is_final()
         });
@@ -219,9 +197,7 @@ impl FakeJob {
     fn end_step(&mut self) {
         let progress = self.job.progress();
         if self.plan.fail_at_step == Some(self.step) {
-            progress.fail(CopyFailure::Device {
-                code: FAKE_FAILURE_CODE,
-            });
+            progress.fail(CopyFailure::Device { code: FAKE_FAILURE_CODE });
         } else {
             self.copy_half(1);
         }
@@ -244,11 +220,7 @@ impl FakeJob {
         };
         for fragment in step.fragments() {
             let middle = fragment.bytes() / 2;
-            let part = if half == 0 {
-                fragment.part(0, middle)
-            } else {
-                fragment.part(middle, usize::MAX)
-            };
+            let part = if half == 0 { fragment.part(0, middle) } else { fragment.part(middle, usize::MAX) };
             // SAFETY: the job is in its gate from the start of the step to its end, hence in custody.
             unsafe { part.copy() };
         }

@@ -45,13 +45,7 @@ impl Fragment {
         let len = len.min(self.len - offset);
         // SAFETY: `offset <= self.len`, so both addresses stay inside the ranges promised to `Fragment::new`, and the
         // part's bytes are among theirs.
-        unsafe {
-            Fragment {
-                src: self.src.add(offset),
-                dst: self.dst.add(offset),
-                len,
-            }
-        }
+        unsafe { Fragment { src: self.src.add(offset), dst: self.dst.add(offset), len } }
     }
 
     /// Copies the bytes.
@@ -76,9 +70,7 @@ impl Step {
     /// Collects `fragments`. An empty one, or one without bytes, is refused with the job: [`crate::CopyJob::new`].
     #[must_use]
     pub fn new(fragments: Vec<Fragment>) -> Step {
-        let bytes = fragments
-            .iter()
-            .fold(0_usize, |sum, fragment| sum.saturating_add(fragment.len));
+        let bytes = fragments.iter().fold(0_usize, |sum, fragment| sum.saturating_add(fragment.len));
         Step { fragments, bytes }
     }
 

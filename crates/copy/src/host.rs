@@ -6,8 +6,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::engine::admit;
 use crate::{
-    CopyDirection, CopyDone, CopyEngine, CopyFailure, CopyId, CopyJob, Fragment, Progress, Refused,
-    Waker,
+    CopyDirection, CopyDone, CopyEngine, CopyFailure, CopyId, CopyJob, Fragment, Progress, Refused, Waker,
 };
 
 mod queue;
@@ -92,15 +91,8 @@ impl HostCopy {
             return Err(HostCopyError::NoJobs);
         }
         let queue = Mutex::new(Queue::new(threads));
-        let shared = Arc::new(Shared {
-            queue,
-            work: Condvar::new(),
-            config,
-        });
-        let mut engine = HostCopy {
-            shared,
-            workers: Vec::with_capacity(threads),
-        };
+        let shared = Arc::new(Shared { queue, work: Condvar::new(), config });
+        let mut engine = HostCopy { shared, workers: Vec::with_capacity(threads) };
         for number in 0..threads {
             let shared = engine.shared.clone();
             let worker = thread::Builder::new()
@@ -163,10 +155,7 @@ impl Shared {
         let mut queue = self.lock();
         while !queue.is_shut_down() {
             let Some(work) = queue.next(&mut batch) else {
-                queue = self
-                    .work
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
+                queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(queue);

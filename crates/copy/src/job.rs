@@ -38,9 +38,7 @@ pub struct PagePair {
 #[derive(Debug, thiserror::Error)]
 pub enum JobError {
     /// Nothing to copy: no step, a step without fragments, or a fragment without bytes.
-    #[error(
-        "the job has nothing to copy in step {step}: leave out empty jobs, steps and fragments"
-    )]
+    #[error("the job has nothing to copy in step {step}: leave out empty jobs, steps and fragments")]
     Empty {
         /// The first such step.
         step: usize,
@@ -93,9 +91,8 @@ impl CopyJob {
         steps: Vec<Step>,
         memory: Vec<Arc<Region>>,
     ) -> Result<CopyJob, JobError> {
-        let empty = |step: &Step| {
-            step.fragments().is_empty() || step.fragments().iter().any(|f| f.bytes() == 0)
-        };
+        let empty =
+            |step: &Step| step.fragments().is_empty() || step.fragments().iter().any(|f| f.bytes() == 0);
         if let Some(step) = steps.iter().position(empty) {
             return Err(JobError::Empty { step });
         }
@@ -107,13 +104,7 @@ impl CopyJob {
             return Err(JobError::TooManyFragments { count });
         }
         let progress = Arc::new(Progress::new(steps.len()));
-        Ok(CopyJob {
-            id,
-            direction,
-            steps,
-            progress,
-            _memory: memory,
-        })
+        Ok(CopyJob { id, direction, steps, progress, _memory: memory })
     }
 
     /// A job between blocks and pages: one step a layer, in the layout's order.
@@ -130,10 +121,7 @@ impl CopyJob {
         let mut pages = Vec::with_capacity(pairs.len());
         for pair in pairs {
             if pair.block >= layout.num_blocks() {
-                return Err(JobError::NoSuchBlock {
-                    block: pair.block,
-                    num_blocks: layout.num_blocks(),
-                });
+                return Err(JobError::NoSuchBlock { block: pair.block, num_blocks: layout.num_blocks() });
             }
             if direction == CopyDirection::Save && !pair.memory.is_writable() {
                 return Err(ShmError::ReadOnly.into());
@@ -148,8 +136,7 @@ impl CopyJob {
         let mut layer_offset = 0;
         for region in layout.regions() {
             let fragments = pairs.iter().zip(&pages).map(|(pair, page)| {
-                let block =
-                    ptr::with_exposed_provenance_mut::<u8>(region.block_address(pair.block));
+                let block = ptr::with_exposed_provenance_mut::<u8>(region.block_address(pair.block));
                 // SAFETY: a page has `page_bytes` (checked above) and this layer's part lies inside them.
                 let payload = unsafe { page.add(layer_offset) };
                 let (src, dst) = match direction {
@@ -201,21 +188,14 @@ impl Drop for CopyJob {
 }
 
 /// Refuses pages that share bytes: two layers of different blocks would be copied into them at the same time.
-fn check_pages_apart(
-    pages: &[*mut u8],
-    pairs: &[PagePair],
-    page_bytes: usize,
-) -> Result<(), JobError> {
+fn check_pages_apart(pages: &[*mut u8], pairs: &[PagePair], page_bytes: usize) -> Result<(), JobError> {
     let mut starts: Vec<_> = pages.iter().map(|page| page.addr()).zip(pairs).collect();
     starts.sort_unstable_by_key(|(start, _)| *start);
     for pair in starts.windows(2) {
         if let [(first, _), (second, at)] = pair
             && second - first < page_bytes
         {
-            return Err(JobError::DestinationTwice {
-                what: "page at offset",
-                value: at.offset,
-            });
+            return Err(JobError::DestinationTwice { what: "page at offset", value: at.offset });
         }
     }
     Ok(())
@@ -228,10 +208,7 @@ fn check_blocks_apart(pairs: &[PagePair]) -> Result<(), JobError> {
         if let [first, second] = pair
             && first == second
         {
-            return Err(JobError::DestinationTwice {
-                what: "block",
-                value: *first,
-            });
+            return Err(JobError::DestinationTwice { what: "block", value: *first });
         }
     }
     Ok(())

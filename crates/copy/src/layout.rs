@@ -27,9 +27,7 @@ pub enum LayoutError {
         count: usize,
     },
     /// An address or a size is zero.
-    #[error(
-        "region {region}: {field} is zero; read it from the tensor's address, strides and shape"
-    )]
+    #[error("region {region}: {field} is zero; read it from the tensor's address, strides and shape")]
     Zero {
         /// Index of the region.
         region: usize,
@@ -50,9 +48,7 @@ pub enum LayoutError {
         block_stride_bytes: usize,
     },
     /// The last block, or the page, would end beyond the address space.
-    #[error(
-        "region {region}: its end lies beyond the address space; check its base, stride and block count"
-    )]
+    #[error("region {region}: its end lies beyond the address space; check its base, stride and block count")]
     Overflow {
         /// Index of the region.
         region: usize,
@@ -92,11 +88,7 @@ impl KvLayout {
                 .ok_or(LayoutError::Overflow { region: index })?;
             num_blocks = num_blocks.min(region.num_blocks);
         }
-        Ok(KvLayout {
-            regions,
-            page_bytes,
-            num_blocks,
-        })
+        Ok(KvLayout { regions, page_bytes, num_blocks })
     }
 
     /// The regions, one a layer.
@@ -121,11 +113,7 @@ impl KvLayout {
 impl KvRegion {
     /// Address of `block`, which is below `num_blocks`: [`KvRegion::check`] has seen that it does not overflow.
     pub(crate) fn block_address(&self, block: usize) -> usize {
-        debug_assert!(
-            block < self.num_blocks,
-            "block {block} of {}",
-            self.num_blocks
-        );
+        debug_assert!(block < self.num_blocks, "block {block} of {}", self.num_blocks);
         self.base + block * self.block_stride_bytes
     }
 
@@ -139,18 +127,9 @@ impl KvRegion {
         if let Some((field, _)) = fields.into_iter().find(|(_, value)| *value == 0) {
             return Err(LayoutError::Zero { region, field });
         }
-        let &KvRegion {
-            block_bytes,
-            block_stride_bytes,
-            num_blocks,
-            ..
-        } = self;
+        let &KvRegion { block_bytes, block_stride_bytes, num_blocks, .. } = self;
         if num_blocks > 1 && block_bytes > block_stride_bytes {
-            return Err(LayoutError::Overlap {
-                region,
-                block_bytes,
-                block_stride_bytes,
-            });
+            return Err(LayoutError::Overlap { region, block_bytes, block_stride_bytes });
         }
         let end = (num_blocks - 1)
             .checked_mul(block_stride_bytes)
@@ -165,12 +144,7 @@ impl KvRegion {
 mod tests {
     use super::*;
 
-    const GOOD: KvRegion = KvRegion {
-        base: 4096,
-        block_stride_bytes: 64,
-        block_bytes: 48,
-        num_blocks: 4,
-    };
+    const GOOD: KvRegion = KvRegion { base: 4096, block_stride_bytes: 64, block_bytes: 48, num_blocks: 4 };
 
     fn layout(regions: &[KvRegion]) -> Result<KvLayout, LayoutError> {
         // SAFETY: these tests plan no job, so no address is ever read or written.
@@ -179,11 +153,7 @@ mod tests {
 
     #[test]
     fn a_page_is_one_block_of_every_region() {
-        let other = KvRegion {
-            block_bytes: 16,
-            num_blocks: 3,
-            ..GOOD
-        };
+        let other = KvRegion { block_bytes: 16, num_blocks: 3, ..GOOD };
         let layout = layout(&[GOOD, other]).unwrap();
         assert_eq!((layout.page_bytes(), layout.num_blocks()), (64, 3));
         assert_eq!(layout.regions()[0].block_address(3), 4096 + 3 * 64);
@@ -193,32 +163,11 @@ mod tests {
     fn zeros_are_named() {
         for (field, region) in [
             ("base", KvRegion { base: 0, ..GOOD }),
-            (
-                "block_stride_bytes",
-                KvRegion {
-                    block_stride_bytes: 0,
-                    ..GOOD
-                },
-            ),
-            (
-                "block_bytes",
-                KvRegion {
-                    block_bytes: 0,
-                    ..GOOD
-                },
-            ),
-            (
-                "num_blocks",
-                KvRegion {
-                    num_blocks: 0,
-                    ..GOOD
-                },
-            ),
+            ("block_stride_bytes", KvRegion { block_stride_bytes: 0, ..GOOD }),
+            ("block_bytes", KvRegion { block_bytes: 0, ..GOOD }),
+            ("num_blocks", KvRegion { num_blocks: 0, ..GOOD }),
         ] {
-            assert_eq!(
-                layout(&[GOOD, region]),
-                Err(LayoutError::Zero { region: 1, field })
-            );
+            assert_eq!(layout(&[GOOD, region]), Err(LayoutError::Zero { region: 1, field }));
         }
     }
 
@@ -226,41 +175,14 @@ mod tests {
     fn counts_overlaps_and_overflows_are_refused() {
         assert_eq!(layout(&[]), Err(LayoutError::RegionCount { count: 0 }));
         let many = vec![GOOD; MAX_REGIONS + 1];
-        assert_eq!(
-            layout(&many),
-            Err(LayoutError::RegionCount {
-                count: MAX_REGIONS + 1
-            })
-        );
-        let wide = KvRegion {
-            block_bytes: 65,
-            ..GOOD
-        };
-        assert!(matches!(
-            layout(&[wide]),
-            Err(LayoutError::Overlap { region: 0, .. })
-        ));
-        assert!(
-            layout(&[KvRegion {
-                num_blocks: 1,
-                ..wide
-            }])
-            .is_ok(),
-            "one block overlaps nothing"
-        );
+        assert_eq!(layout(&many), Err(LayoutError::RegionCount { count: MAX_REGIONS + 1 }));
+        let wide = KvRegion { block_bytes: 65, ..GOOD };
+        assert!(matches!(layout(&[wide]), Err(LayoutError::Overlap { region: 0, .. })));
+        assert!(layout(&[KvRegion { num_blocks: 1, ..wide }]).is_ok(), "one block overlaps nothing");
         for region in [
-            KvRegion {
-                base: usize::MAX - 10,
-                ..GOOD
-            },
-            KvRegion {
-                num_blocks: usize::MAX,
-                ..GOOD
-            },
-            KvRegion {
-                block_stride_bytes: usize::MAX,
-                ..GOOD
-            },
+            KvRegion { base: usize::MAX - 10, ..GOOD },
+            KvRegion { num_blocks: usize::MAX, ..GOOD },
+            KvRegion { block_stride_bytes: usize::MAX, ..GOOD },
         ] {
             assert_eq!(layout(&[region]), Err(LayoutError::Overflow { region: 0 }));
         }

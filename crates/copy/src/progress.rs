@@ -42,10 +42,7 @@ impl CopyState {
     /// Whether the state is the last one: no byte of the job moves any more.
     #[must_use]
     pub fn is_final(self) -> bool {
-        matches!(
-            self,
-            CopyState::Done | CopyState::Failed(_) | CopyState::Aborted
-        )
+        matches!(self, CopyState::Done | CopyState::Failed(_) | CopyState::Aborted)
     }
 }
 
@@ -142,10 +139,8 @@ impl Progress {
         }
         let guard = self.lock();
         let waiting = |inner: &mut Inner| self.steps_done() <= wanted && inner.stop.is_none();
-        let (guard, _) = self
-            .changed
-            .wait_timeout_while(guard, timeout, waiting)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (guard, _) =
+            self.changed.wait_timeout_while(guard, timeout, waiting).unwrap_or_else(PoisonError::into_inner);
         if self.steps_done() > wanted {
             return WaitOutcome::Ready;
         }
@@ -185,11 +180,7 @@ impl Progress {
 
     /// The engine says that the last step is complete. No effect on a job that was stopped before.
     pub(crate) fn complete(&self) {
-        debug_assert_eq!(
-            self.steps_done(),
-            self.steps,
-            "a job is done when its steps are"
-        );
+        debug_assert_eq!(self.steps_done(), self.steps, "a job is done when its steps are");
         self.stop(Stop::Done);
     }
 
@@ -302,9 +293,7 @@ impl StateCell {
             CopyState::Aborted => 4,
             CopyState::Failed(CopyFailure::WorkerPanicked) => 5,
             CopyState::Failed(CopyFailure::DeviceLost) => 6,
-            CopyState::Failed(CopyFailure::Device { code }) => {
-                7 | u64::from(code.cast_unsigned()) << 32
-            }
+            CopyState::Failed(CopyFailure::Device { code }) => 7 | u64::from(code.cast_unsigned()) << 32,
         };
         self.0.store(word, Ordering::Release);
     }
@@ -319,9 +308,7 @@ impl StateCell {
             4 => CopyState::Aborted,
             5 => CopyState::Failed(CopyFailure::WorkerPanicked),
             6 => CopyState::Failed(CopyFailure::DeviceLost),
-            _ => CopyState::Failed(CopyFailure::Device {
-                code: ((word >> 32) as u32).cast_signed(),
-            }),
+            _ => CopyState::Failed(CopyFailure::Device { code: ((word >> 32) as u32).cast_signed() }),
         }
     }
 }

@@ -6,8 +6,8 @@ mod world;
 use std::time::Duration;
 
 use orbitkv_copy::{
-    CopyDirection, CopyEngine, CopyError, CopyId, CopyJob, CopyState, FakeCopy, FakePlan, Fragment,
-    HostCopy, HostCopyConfig, JobError, Progress, Step, WaitOutcome, crc64_sources, page_crc64,
+    CopyDirection, CopyEngine, CopyError, CopyId, CopyJob, CopyState, FakeCopy, FakePlan, Fragment, HostCopy,
+    HostCopyConfig, JobError, Progress, Step, WaitOutcome, crc64_sources, page_crc64,
 };
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -22,19 +22,13 @@ const BRIEF: Duration = Duration::from_micros(100);
 /// Runs `check` against every engine that needs no device: each with its own way to let time pass.
 fn for_each_engine(check: impl Fn(&mut dyn CopyEngine, &mut dyn FnMut())) {
     for threads in [1, 3] {
-        let config = HostCopyConfig {
-            max_jobs: MAX_JOBS,
-            ..HostCopyConfig::new(threads)
-        };
+        let config = HostCopyConfig { max_jobs: MAX_JOBS, ..HostCopyConfig::new(threads) };
         check(&mut HostCopy::new(config).unwrap(), &mut || {
             std::thread::sleep(BRIEF);
         });
     }
     let mut fake = FakeCopy::new(MAX_JOBS, None);
-    fake.plan_all(FakePlan {
-        step_us: 10,
-        ..FakePlan::default()
-    });
+    fake.plan_all(FakePlan { step_us: 10, ..FakePlan::default() });
     let (clock, mut now_us) = (fake.clone(), 0);
     // Half a step at a time, so that every check also sees jobs in the middle of one.
     check(&mut fake, &mut || {
@@ -54,19 +48,9 @@ fn stop(progress: &Progress, drive: &mut dyn FnMut()) {
 fn exactly_the_named_bytes_arrive_in_both_directions() {
     let layers = prop::collection::vec((1..3000_usize, 0..70_usize), 1..6);
     let pages = prop::collection::vec((any::<Index>(), any::<Index>()), 1..6);
-    let strategy = (
-        layers,
-        1..9_usize,
-        6..9_usize,
-        pages,
-        select(vec![Save, Restore]),
-    );
+    let strategy = (layers, 1..9_usize, 6..9_usize, pages, select(vec![Save, Restore]));
     for_each_engine(|engine, drive| {
-        let cases = ProptestConfig {
-            cases: 60,
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        };
+        let cases = ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() };
         // The engine lives across cases, as it does across requests; the closure of a runner may not mutate, so the
         // borrow goes through a cell.
         let parts = std::cell::RefCell::new((engine, drive));
@@ -74,13 +58,7 @@ fn exactly_the_named_bytes_arrive_in_both_directions() {
             .run(&strategy, |(layers, blocks, slots, pages, direction)| {
                 let (engine, drive) = &mut *parts.borrow_mut();
                 let pairs = distinct_pairs(&pages, blocks, slots);
-                check_bytes(
-                    *engine,
-                    *drive,
-                    &World::new(&layers, blocks, slots),
-                    direction,
-                    &pairs,
-                );
+                check_bytes(*engine, *drive, &World::new(&layers, blocks, slots), direction, &pairs);
                 Ok(())
             })
             .unwrap();
@@ -89,8 +67,7 @@ fn exactly_the_named_bytes_arrive_in_both_directions() {
 
 /// Different blocks in different slots.
 fn distinct_pairs(pages: &[(Index, Index)], blocks: usize, slots: usize) -> Vec<(usize, usize)> {
-    let (mut free_blocks, mut free_slots): (Vec<_>, Vec<_>) =
-        ((0..blocks).collect(), (0..slots).collect());
+    let (mut free_blocks, mut free_slots): (Vec<_>, Vec<_>) = ((0..blocks).collect(), (0..slots).collect());
     let mut pairs = Vec::new();
     for (block, slot) in pages.iter().take(blocks.min(slots)) {
         let block = free_blocks.swap_remove(block.index(free_blocks.len()));
@@ -114,14 +91,8 @@ fn check_bytes(
     assert_eq!((done[0].id, done[0].state), (CopyId(1), CopyState::Done));
     assert_eq!(progress.state(), CopyState::Done);
     assert!(!progress.custody());
-    assert!(
-        world.engine_bytes() == engine_after,
-        "engine memory, gaps and other blocks included"
-    );
-    assert!(
-        world.pool_bytes() == pool_after,
-        "pool, other slots included"
-    );
+    assert!(world.engine_bytes() == engine_after, "engine memory, gaps and other blocks included");
+    assert!(world.pool_bytes() == pool_after, "pool, other slots included");
 }
 
 #[test]
@@ -130,11 +101,9 @@ fn a_page_sums_to_its_fragments_in_layer_order() {
     for_each_engine(|engine, drive| {
         let job = world.job(1, Save, &[(2, 1)]);
         // SAFETY: host memory that nobody writes before the job is submitted.
-        let expected =
-            unsafe { crc64_sources(job.steps().iter().map(|step| &step.fragments()[0])) };
+        let expected = unsafe { crc64_sources(job.steps().iter().map(|step| &step.fragments()[0])) };
         // SAFETY: as above.
-        let reversed =
-            unsafe { crc64_sources(job.steps().iter().rev().map(|step| &step.fragments()[0])) };
+        let reversed = unsafe { crc64_sources(job.steps().iter().rev().map(|step| &step.fragments()[0])) };
         submit(engine, job);
         drain(engine, drive, 1);
         let page = page_crc64(&world.pool, world.offset(1), world.layout.page_bytes()).unwrap();
@@ -191,19 +160,12 @@ fn no_byte_moves_after_an_abort_returned_true() {
         for _ in 0..20 {
             drive();
         }
-        assert!(
-            world.pool_bytes() == at_abort,
-            "a byte moved after the abort"
-        );
+        assert!(world.pool_bytes() == at_abort, "a byte moved after the abort");
         assert!(at_abort != untouched, "control: the copy had begun");
         // A fast engine may have been done before the abort; then nothing was stopped, and it must say so.
         let finished = at_abort == complete;
         assert_eq!(done[0].state, progress.state());
-        assert!(
-            matches!(progress.state(), CopyState::Aborted) || finished,
-            "{:?}",
-            progress.state()
-        );
+        assert!(matches!(progress.state(), CopyState::Aborted) || finished, "{:?}", progress.state());
         assert!(!matches!(progress.state(), CopyState::Done) || finished);
     });
 }
@@ -251,10 +213,7 @@ fn each_job_is_reported_exactly_once_and_not_before_its_end() {
             let mut done = Vec::new();
             engine.poll(&mut done);
             for done in done {
-                let at = open
-                    .iter()
-                    .position(|(id, _)| *id == done.id)
-                    .expect("reported once");
+                let at = open.iter().position(|(id, _)| *id == done.id).expect("reported once");
                 let (_, progress) = open.swap_remove(at);
                 assert!(!progress.custody());
                 assert_eq!(progress.state(), done.state);
@@ -297,11 +256,7 @@ fn a_name_in_use_is_refused_and_its_job_dropped_is_aborted() {
         let progress = refused.job.progress().clone();
         drop(refused);
         assert_eq!(progress.state(), CopyState::Aborted);
-        assert_eq!(
-            drain(engine, drive, 1)[0].state,
-            CopyState::Done,
-            "the first is unharmed"
-        );
+        assert_eq!(drain(engine, drive, 1)[0].state, CopyState::Done, "the first is unharmed");
     });
 }
 
@@ -311,20 +266,11 @@ fn jobs_without_bytes_cannot_be_made() {
     // SAFETY: both arrays outlive the test; no engine ever gets these fragments.
     let fragment = |len| unsafe { Fragment::new(source.as_ptr(), target.as_mut_ptr(), len) };
     let mut fragment = fragment;
-    let (full, none) = (
-        Step::new(vec![fragment(4)]),
-        Step::new(vec![fragment(4), fragment(0)]),
-    );
+    let (full, none) = (Step::new(vec![fragment(4)]), Step::new(vec![fragment(4), fragment(0)]));
     let job = |steps| CopyJob::new(CopyId(0), Save, steps, Vec::new());
     assert!(matches!(job(vec![]), Err(JobError::Empty { step: 0 })));
-    assert!(matches!(
-        job(vec![full, none]),
-        Err(JobError::Empty { step: 1 })
-    ));
-    assert!(matches!(
-        job(vec![Step::new(vec![])]),
-        Err(JobError::Empty { step: 0 })
-    ));
+    assert!(matches!(job(vec![full, none]), Err(JobError::Empty { step: 1 })));
+    assert!(matches!(job(vec![Step::new(vec![])]), Err(JobError::Empty { step: 0 })));
     let world = World::new(&[(64, 0)], 2, 2);
     assert!(matches!(
         CopyJob::between(CopyId(0), Save, &world.layout, &[]),
@@ -335,37 +281,18 @@ fn jobs_without_bytes_cannot_be_made() {
 #[test]
 fn pairs_outside_their_memory_or_over_each_other_are_refused() {
     let world = World::new(&[(64, 0), (32, 0)], 3, 3);
-    let between =
-        |direction, pairs: &[_]| CopyJob::between(CopyId(0), direction, &world.layout, pairs);
+    let between = |direction, pairs: &[_]| CopyJob::between(CopyId(0), direction, &world.layout, pairs);
     let stray = between(Save, &[world.pair(3, 0)]).unwrap_err();
-    assert!(
-        matches!(
-            stray,
-            JobError::NoSuchBlock {
-                block: 3,
-                num_blocks: 3
-            }
-        ),
-        "{stray}"
-    );
+    assert!(matches!(stray, JobError::NoSuchBlock { block: 3, num_blocks: 3 }), "{stray}");
     let mut outside = world.pair(0, 0);
     outside.offset = world.pool.bytes() - world.layout.page_bytes() + 1;
-    assert!(matches!(
-        between(Restore, &[outside]).unwrap_err(),
-        JobError::Page(_)
-    ));
+    assert!(matches!(between(Restore, &[outside]).unwrap_err(), JobError::Page(_)));
     let mut close = world.pair(1, 0);
     close.offset += world.layout.page_bytes() - 1;
     let apart = [world.pair(0, 0), close];
-    assert!(matches!(
-        between(Save, &apart),
-        Err(JobError::DestinationTwice { .. })
-    ));
+    assert!(matches!(between(Save, &apart), Err(JobError::DestinationTwice { .. })));
     assert!(between(Restore, &apart).is_ok(), "sources may overlap");
     let same_block = [world.pair(1, 0), world.pair(1, 2)];
-    assert!(matches!(
-        between(Restore, &same_block),
-        Err(JobError::DestinationTwice { value: 1, .. })
-    ));
+    assert!(matches!(between(Restore, &same_block), Err(JobError::DestinationTwice { value: 1, .. })));
     assert!(between(Save, &same_block).is_ok());
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use orbitkv_copy::{
-    CopyDirection::Save, CopyEngine, CopyError, CopyFailure, CopyId, CopyState, FAKE_FAILURE_CODE,
-    FakeCopy, FakePlan, WaitOutcome,
+    CopyDirection::Save, CopyEngine, CopyError, CopyFailure, CopyId, CopyState, FAKE_FAILURE_CODE, FakeCopy,
+    FakePlan, WaitOutcome,
 };
 use world::{World, submit};
 
@@ -28,22 +28,12 @@ fn steps_end_when_their_time_has_come() {
     let world = three_layers();
     let mut engine = FakeCopy::new(4, None);
     engine.advance(1000);
-    engine.plan_next(FakePlan {
-        step_us: 10,
-        ..FakePlan::default()
-    });
+    engine.plan_next(FakePlan { step_us: 10, ..FakePlan::default() });
     let slow = submit(&mut engine, world.job(1, Save, &[(0, 0)]));
     let quick = submit(&mut engine, world.job(2, Save, &[(1, 1)]));
-    assert_eq!(
-        quick.state(),
-        CopyState::Queued,
-        "nothing happens outside advance"
-    );
+    assert_eq!(quick.state(), CopyState::Queued, "nothing happens outside advance");
     engine.advance(1000);
-    assert_eq!(
-        (slow.state(), quick.state()),
-        (CopyState::Running, CopyState::Done)
-    );
+    assert_eq!((slow.state(), quick.state()), (CopyState::Running, CopyState::Done));
     engine.advance(1009);
     assert_eq!(slow.steps_done(), 0);
     engine.advance(1010);
@@ -51,10 +41,7 @@ fn steps_end_when_their_time_has_come() {
     engine.advance(500);
     assert_eq!(slow.steps_done(), 1, "time does not run backwards");
     engine.advance(9999);
-    assert_eq!(
-        reports(&mut engine),
-        [(2, CopyState::Done), (1, CopyState::Done)]
-    );
+    assert_eq!(reports(&mut engine), [(2, CopyState::Done), (1, CopyState::Done)]);
     assert_eq!(engine.jobs_held(), 0);
 }
 
@@ -64,22 +51,14 @@ fn a_planned_failure_leaves_half_a_step_and_is_reported_once() {
     let before = world.pool_bytes();
     let (_, complete) = world.expected(Save, &[(0, 0)]);
     let mut engine = FakeCopy::new(4, None);
-    engine.plan_next(FakePlan {
-        fail_at_step: Some(1),
-        ..FakePlan::default()
-    });
+    engine.plan_next(FakePlan { fail_at_step: Some(1), ..FakePlan::default() });
     let progress = submit(&mut engine, world.job(1, Save, &[(0, 0)]));
     engine.advance(1);
-    let failure = CopyFailure::Device {
-        code: FAKE_FAILURE_CODE,
-    };
+    let failure = CopyFailure::Device { code: FAKE_FAILURE_CODE };
     assert_eq!(reports(&mut engine), [(1, CopyState::Failed(failure))]);
     assert_eq!(reports(&mut engine), []);
     assert_eq!(progress.steps_done(), 1);
-    assert_eq!(
-        progress.wait_step(1, Duration::MAX),
-        WaitOutcome::Failed(failure)
-    );
+    assert_eq!(progress.wait_step(1, Duration::MAX), WaitOutcome::Failed(failure));
     let after = world.pool_bytes();
     assert!(after[..150] == complete[..150] && after[150..] == before[150..]);
 }
@@ -88,20 +67,14 @@ fn a_planned_failure_leaves_half_a_step_and_is_reported_once() {
 fn a_dead_engine_keeps_custody_for_ever() {
     let world = three_layers();
     let mut engine = FakeCopy::new(4, None);
-    engine.plan_next(FakePlan {
-        die_at_step: Some(1),
-        ..FakePlan::default()
-    });
+    engine.plan_next(FakePlan { die_at_step: Some(1), ..FakePlan::default() });
     let dying = submit(&mut engine, world.job(1, Save, &[(0, 0)]));
     engine.advance(1);
     assert!(engine.is_dead());
     let at_death = world.pool_bytes();
     let after = submit(&mut engine, world.job(2, Save, &[(1, 1)]));
     engine.advance(1_000_000);
-    assert!(
-        !dying.abort(Duration::ZERO),
-        "nobody can say that its bytes are at rest"
-    );
+    assert!(!dying.abort(Duration::ZERO), "nobody can say that its bytes are at rest");
     assert!(dying.custody());
     assert_eq!(dying.state(), CopyState::Aborting);
     assert_eq!(after.state(), CopyState::Queued);
@@ -119,10 +92,7 @@ fn a_lost_device_fails_what_it_has_and_takes_no_more() {
         counted.fetch_add(1, Ordering::SeqCst);
     };
     let mut engine = FakeCopy::new(4, Some(Arc::new(waker)));
-    engine.plan_all(FakePlan {
-        step_us: 10,
-        ..FakePlan::default()
-    });
+    engine.plan_all(FakePlan { step_us: 10, ..FakePlan::default() });
     submit(&mut engine, world.job(1, Save, &[(0, 0)]));
     engine.advance(5);
     submit(&mut engine, world.job(2, Save, &[(1, 1)]));
@@ -132,8 +102,5 @@ fn a_lost_device_fails_what_it_has_and_takes_no_more() {
     let lost = CopyState::Failed(CopyFailure::DeviceLost);
     assert_eq!(reports(&mut engine), [(1, lost), (2, lost)]);
     let refused = engine.submit(world.job(3, Save, &[(2, 2)])).unwrap_err();
-    assert_eq!(
-        (refused.error, refused.job.id()),
-        (CopyError::DeviceLost, CopyId(3))
-    );
+    assert_eq!((refused.error, refused.job.id()), (CopyError::DeviceLost, CopyId(3)));
 }

@@ -32,11 +32,7 @@ pub(super) struct Queue {
 /// Work for one thread.
 pub(super) enum Work {
     /// Call the hook before the job's first byte.
-    Open {
-        id: CopyId,
-        direction: CopyDirection,
-        progress: Arc<Progress>,
-    },
+    Open { id: CopyId, direction: CopyDirection, progress: Arc<Progress> },
     /// Copy the batch that came with it.
     Copy { id: CopyId, progress: Arc<Progress> },
 }
@@ -82,11 +78,7 @@ impl Queue {
 
     /// Names of all jobs not yet reported to the submitter.
     pub(super) fn held(&self) -> impl Iterator<Item = CopyId> {
-        let active = self
-            .restores
-            .iter()
-            .chain(&self.saves)
-            .map(|active| active.job.id());
+        let active = self.restores.iter().chain(&self.saves).map(|active| active.job.id());
         active.chain(self.done.iter().map(|done| done.id))
     }
 
@@ -114,10 +106,8 @@ impl Queue {
             [CopyDirection::Restore, CopyDirection::Save]
         };
         for direction in order {
-            if let Some(work) = self
-                .lane(direction)
-                .iter_mut()
-                .find_map(|active| active.hand_out(threads, batch))
+            if let Some(work) =
+                self.lane(direction).iter_mut().find_map(|active| active.hand_out(threads, batch))
             {
                 self.restores_in_row = match direction {
                     CopyDirection::Restore => self.restores_in_row.saturating_add(1),
@@ -132,16 +122,10 @@ impl Queue {
     /// Takes back work carried out. True where other threads may now find work that was not there before.
     pub(super) fn finish(&mut self, work: &Work) -> bool {
         let id = work.id();
-        let Some(active) = self
-            .restores
-            .iter_mut()
-            .chain(&mut self.saves)
-            .find(|active| active.job.id() == id)
+        let Some(active) =
+            self.restores.iter_mut().chain(&mut self.saves).find(|active| active.job.id() == id)
         else {
-            debug_assert!(
-                self.shut_down,
-                "a job with outstanding work stays in the queue"
-            );
+            debug_assert!(self.shut_down, "a job with outstanding work stays in the queue");
             return false;
         };
         active.outstanding -= 1;
@@ -163,10 +147,7 @@ impl Queue {
                 let state = active.job.progress().state();
                 let ended = active.outstanding == 0 && state.is_final();
                 if ended {
-                    done.push(CopyDone {
-                        id: active.job.id(),
-                        state,
-                    });
+                    done.push(CopyDone { id: active.job.id(), state });
                 }
                 !ended
             });
@@ -211,11 +192,7 @@ impl Active {
                 return None;
             }
             self.outstanding = 1;
-            return Some(Work::Open {
-                id,
-                direction: self.job.direction(),
-                progress: progress.clone(),
-            });
+            return Some(Work::Open { id, direction: self.job.direction(), progress: progress.clone() });
         }
         let progress = progress.clone();
         if !self.carve(threads, batch) {
@@ -251,11 +228,8 @@ impl Active {
     /// Goes to the next step once every byte of the present one has been copied; true if it did.
     fn advance(&mut self) -> bool {
         let progress = self.job.progress();
-        let handed_out = self
-            .job
-            .steps()
-            .get(self.step)
-            .is_none_or(|step| self.fragment == step.fragments().len());
+        let handed_out =
+            self.job.steps().get(self.step).is_none_or(|step| self.fragment == step.fragments().len());
         // A stopped job may have batches that were refused at the gate: its step is not complete and never will be.
         if self.outstanding > 0 || !handed_out || progress.is_stopped() {
             return false;

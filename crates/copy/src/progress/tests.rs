@@ -1,6 +1,7 @@
 use super::*;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
 use std::thread;
 
 const NOW: Duration = Duration::ZERO;
@@ -53,10 +54,7 @@ fn abort_reports_a_running_fragment_and_keeps_custody_until_it_ends() {
     assert_eq!(progress.state(), CopyState::Aborting);
     assert!(progress.custody());
     assert!(progress.enter().is_none(), "nothing new starts");
-    assert!(
-        progress.custody(),
-        "a refused entry does not end the running one"
-    );
+    assert!(progress.custody(), "a refused entry does not end the running one");
     assert_eq!(progress.wait_step(0, NOW), WaitOutcome::Aborted);
     drop(moving);
     assert_eq!(progress.state(), CopyState::Aborted);
@@ -69,10 +67,7 @@ fn the_first_reason_to_stop_wins() {
     let moving = progress.enter().unwrap();
     progress.fail(CopyFailure::DeviceLost);
     assert!(!progress.abort(NOW));
-    assert_eq!(
-        progress.wait_step(0, NOW),
-        WaitOutcome::Failed(CopyFailure::DeviceLost)
-    );
+    assert_eq!(progress.wait_step(0, NOW), WaitOutcome::Failed(CopyFailure::DeviceLost));
     drop(moving);
     assert_eq!(progress.state(), CopyState::Failed(CopyFailure::DeviceLost));
 }
@@ -83,40 +78,33 @@ fn waiting_tells_apart_what_happened() {
     assert_eq!(progress.wait_step(0, NOW), WaitOutcome::TimedOut);
     progress.step_done();
     assert_eq!(progress.wait_step(0, NOW), WaitOutcome::Ready);
-    assert_eq!(
-        progress.wait_step(1, Duration::from_millis(1)),
-        WaitOutcome::TimedOut
-    );
+    assert_eq!(progress.wait_step(1, Duration::from_millis(1)), WaitOutcome::TimedOut);
     progress.fail(CopyFailure::WorkerPanicked);
-    assert_eq!(
-        progress.wait_step(0, NOW),
-        WaitOutcome::Ready,
-        "that step is complete whatever came later"
-    );
-    assert_eq!(
-        progress.wait_step(9, LONG),
-        WaitOutcome::Failed(CopyFailure::WorkerPanicked)
-    );
+    assert_eq!(progress.wait_step(0, NOW), WaitOutcome::Ready, "that step is complete whatever came later");
+    assert_eq!(progress.wait_step(9, LONG), WaitOutcome::Failed(CopyFailure::WorkerPanicked));
 }
 
-/// A lost wake-up would show as a wait of ten minutes.
+/// A lost wake-up would show as a wait of ten minutes: each step is made only once the one before has been seen.
 #[test]
 fn waiters_are_woken_by_every_step() {
-    for _ in 0..10_000 {
-        let progress = Arc::new(Progress::new(3));
-        let waiter = {
-            let progress = progress.clone();
-            thread::spawn(move || {
-                (0..3).all(|step| progress.wait_step(step, LONG) == WaitOutcome::Ready)
-            })
-        };
-        for _ in 0..3 {
-            drop(progress.enter().unwrap());
-            progress.step_done();
-        }
-        progress.complete();
-        assert!(waiter.join().unwrap());
+    const STEPS: usize = 20_000;
+    let progress = Arc::new(Progress::new(STEPS));
+    let (seen, confirmed) = mpsc::channel();
+    let waiter = {
+        let progress = progress.clone();
+        thread::spawn(move || {
+            for step in 0..STEPS {
+                seen.send(progress.wait_step(step, LONG)).unwrap();
+            }
+        })
+    };
+    for _ in 0..STEPS {
+        drop(progress.enter().unwrap());
+        progress.step_done();
+        assert_eq!(confirmed.recv().unwrap(), WaitOutcome::Ready);
     }
+    progress.complete();
+    waiter.join().unwrap();
 }
 
 /// The worker writes only inside the gate; after a true abort the value must stand still.
@@ -148,8 +136,5 @@ fn nothing_moves_after_abort_returned_true() {
         assert!(!progress.custody());
         stopped_while_running += u32::from(worker.join().unwrap() > 0);
     }
-    assert!(
-        stopped_while_running > 0,
-        "some rounds must stop a worker in its stride"
-    );
+    assert!(stopped_while_running > 0, "some rounds must stop a worker in its stride");
 }

@@ -30,22 +30,15 @@ impl World {
         let mut engine: Vec<Box<[u8]>> = Vec::new();
         for (layer, (block_bytes, gap_bytes)) in layers.iter().enumerate() {
             let bytes = (block_bytes + gap_bytes) * num_blocks;
-            engine.push(
-                (0..bytes)
-                    .map(|at| mix(layer * 1_000_003 + at, 1))
-                    .collect(),
-            );
+            engine.push((0..bytes).map(|at| mix(layer * 1_000_003 + at, 1)).collect());
         }
         let bases: Vec<*mut u8> = engine.iter_mut().map(|layer| layer.as_mut_ptr()).collect();
-        let regions = layers
-            .iter()
-            .zip(&bases)
-            .map(|((block_bytes, gap_bytes), base)| KvRegion {
-                base: base.expose_provenance(),
-                block_stride_bytes: block_bytes + gap_bytes,
-                block_bytes: *block_bytes,
-                num_blocks,
-            });
+        let regions = layers.iter().zip(&bases).map(|((block_bytes, gap_bytes), base)| KvRegion {
+            base: base.expose_provenance(),
+            block_stride_bytes: block_bytes + gap_bytes,
+            block_bytes: *block_bytes,
+            num_blocks,
+        });
         // SAFETY: the boxes live as long as the world, which every test drops after its engine, and are touched
         // through `bases` only; blocks do not overlap, as the stride includes the block.
         let layout = unsafe { KvLayout::new(regions.collect()) }.unwrap();
@@ -53,42 +46,22 @@ impl World {
         let slot_bytes = layout.page_bytes() + 13;
         let bytes = (slots * slot_bytes).next_multiple_of(4096);
         let segment = Segment::create("pool", bytes).unwrap();
-        let mapping =
-            Mapping::from_fd(segment.as_fd().try_clone_to_owned().unwrap(), bytes).unwrap();
+        let mapping = Mapping::from_fd(segment.as_fd().try_clone_to_owned().unwrap(), bytes).unwrap();
         let fill: Vec<u8> = (0..bytes).map(|at| mix(at, 2)).collect();
         segment.write_at(0, &fill).unwrap();
-        World {
-            pool: mapping.region().clone(),
-            _segment: segment,
-            layout,
-            engine,
-            bases,
-            slot_bytes,
-        }
+        World { pool: mapping.region().clone(), _segment: segment, layout, engine, bases, slot_bytes }
     }
 
     pub(crate) fn pair(&self, block: usize, slot: usize) -> PagePair {
-        PagePair {
-            block,
-            memory: self.pool.clone(),
-            offset: self.offset(slot),
-        }
+        PagePair { block, memory: self.pool.clone(), offset: self.offset(slot) }
     }
 
     pub(crate) fn offset(&self, slot: usize) -> usize {
         slot * self.slot_bytes
     }
 
-    pub(crate) fn job(
-        &self,
-        id: u64,
-        direction: CopyDirection,
-        pairs: &[(usize, usize)],
-    ) -> CopyJob {
-        let pairs: Vec<_> = pairs
-            .iter()
-            .map(|(block, slot)| self.pair(*block, *slot))
-            .collect();
+    pub(crate) fn job(&self, id: u64, direction: CopyDirection, pairs: &[(usize, usize)]) -> CopyJob {
+        let pairs: Vec<_> = pairs.iter().map(|(block, slot)| self.pair(*block, *slot)).collect();
         CopyJob::between(CopyId(id), direction, &self.layout, &pairs).unwrap()
     }
 
@@ -133,11 +106,7 @@ impl World {
 }
 
 /// Drives `engine` until `count` jobs have been reported in all.
-pub(crate) fn drain(
-    engine: &mut dyn CopyEngine,
-    drive: &mut dyn FnMut(),
-    count: usize,
-) -> Vec<CopyDone> {
+pub(crate) fn drain(engine: &mut dyn CopyEngine, drive: &mut dyn FnMut(), count: usize) -> Vec<CopyDone> {
     let mut done = Vec::new();
     engine.poll(&mut done);
     while done.len() < count {
