@@ -63,7 +63,7 @@ class Engine:
         del self.llm, self.core, self.scheduler, self.kv
         gc.collect()
 
-    # Requests ------------------------------------------------------------------------------------------------
+    # Requests -----------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -75,7 +75,7 @@ class Engine:
         priority: int = 0,
         **sampling: Any,
     ) -> None:
-        """Queues a greedy request that generates exactly `max_tokens`. Names are free again once it has ended."""
+        """Queues a greedy request that generates exactly `max_tokens`. A name is free again after its end."""
         from vllm import SamplingParams, TokensPrompt
 
         request = TokensPrompt(prompt_token_ids=tokens, **({"cache_salt": salt} if salt else {}))
@@ -136,7 +136,7 @@ class Engine:
         """Tokens that a request has generated so far."""
         return self.request(name).num_output_tokens
 
-    # State ---------------------------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------------------
 
     @property
     def free_blocks(self) -> int:
@@ -144,8 +144,8 @@ class Engine:
         return self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
     def settle(self) -> None:
-        """Steps an engine without requests, as its own loop does, until the connector has nothing left to push,
-        and waits for the manager to have taken it in."""
+        """Steps an engine without requests, as its own loop does, until the connector has nothing left to
+        push, and waits for the manager to have taken it in."""
         self.step_until(lambda: not self.scheduler.has_requests(), "the engine is idle")
         if self.manager is not None:
             self.manager.wait_saved()

@@ -12,6 +12,7 @@ from support.wait import wait_until
 
 # In the manager.
 QUERY_REPLY = "query_reply"  # answers to queries wait, in order
+QUERY_REPLY_FIRST = "query_reply_first"  # N: at most N answers wait, later ones overtake them
 # In an engine process.
 COPY_RESTORE = "copy_restore"  # before the first byte of a restore moves
 COPY_SAVE = "copy_save"  # before the first byte of a save moves

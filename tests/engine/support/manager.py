@@ -21,8 +21,8 @@ HTTP_S = 10.0
 
 
 class Manager:
-    """`orbitkv-cache-manager` on a socket in `directory`, which must have a short name. A second process on the
-    same socket (`restart`) replaces the first."""
+    """`orbitkv-cache-manager` on a socket in `directory`, which must have a short name. `restart` replaces
+    the process by another on the same socket."""
 
     def __init__(self, directory: Path, *, pool_size: str = "128mb", flags: tuple[str, ...] = ()) -> None:
         self.directory = directory
@@ -33,7 +33,7 @@ class Manager:
         self._process: subprocess.Popen[bytes] | None = None
         self._http = ""
 
-    # Life ----------------------------------------------------------------------------------------------------
+    # Life ---------------------------------------------------------------------------------------------------
 
     def start(self) -> Manager:
         """Starts it and waits until engines can connect."""
@@ -98,7 +98,7 @@ class Manager:
         self.stop()
         return self.start()
 
-    # Views ---------------------------------------------------------------------------------------------------
+    # Views --------------------------------------------------------------------------------------------------
 
     def log(self) -> str:
         """What it wrote so far."""

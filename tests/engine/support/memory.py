@@ -12,7 +12,7 @@ NULL_BLOCK = 0  # the engine's placeholder, never filled
 
 
 class KvMemory:
-    """The tensors that the engine gave to its connector, as one byte matrix `[blocks, block_bytes]` a layer."""
+    """The tensors that the engine gave to its connector: one byte matrix `[blocks, block_bytes]` a layer."""
 
     def __init__(self, llm: Any) -> None:
         runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner

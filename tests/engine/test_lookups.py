@@ -1,0 +1,191 @@
+"""Lookups that the engine repeats while a request waits: one owner, one lease, no page lost in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from support.engine import Engine
+from support.filler import Filler
+from support.holds import QUERY_REPLY
+from support.manager import Manager
+from support.prompts import restorable_tokens
+
+Prompts = Callable[..., list[int]]
+TOKENS = 960
+PAGE_BYTES = 64 << 10
+POOL_PAGES = 256
+LOOKUPS = 50
+
+
+@pytest.fixture(scope="module")
+def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]) -> Engine:
+    connector = {"verify_restore": "all", "lookup_deadline_ms": 60_000}
+    return new_engine(new_manager(pool_size="16mb"), connector=connector)
+
+
+@pytest.fixture
+def filler(engine: Engine) -> Iterator[Filler]:
+    filler = Filler(engine.manager, PAGE_BYTES)
+    yield filler
+    filler.close()
+
+
+def count_lookups(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
+    """Each lookup from now on: the request and the answer."""
+    connector, lookups = engine.scheduler.connector, []
+    original = connector.get_num_new_matched_tokens
+
+    def match(request: object, num_computed_tokens: int) -> tuple[int | None, bool]:
+        answer = original(request, num_computed_tokens)
+        lookups.append((request.request_id, answer[0]))
+        return answer
+
+    monkeypatch.setattr(connector, "get_num_new_matched_tokens", match)
+    return lookups
+
+
+def occupy(engine: Engine, new_prompt: Prompts) -> list[str]:
+    """Two running requests that leave no room for a third of `TOKENS`."""
+    names = ["occupant-0", "occupant-1"]
+    for index, name in enumerate(names):
+        engine.add(name, new_prompt(1700, 50 + index), 300)
+    engine.step_until(lambda: all(engine.generated(name) > 0 for name in names), "the occupants run")
+    assert engine.free_blocks < TOKENS // 32
+    return names
+
+
+def waiting_operations(engine: Engine) -> int:
+    return sum(count for _, count in engine.manager.status()["query"]["operations"])
+
+
+def wait_for_blocks(engine: Engine, lookups: list[tuple[str, int | None]]) -> None:
+    """Steps until the waiting request was looked up `LOOKUPS` times, always with the same one owner."""
+    lookups.clear()
+    engine.step_until(lambda: any(answer for _, answer in lookups), "the lookup is answered")
+    lookups.clear()
+    while len(lookups) < LOOKUPS:
+        engine.step()
+        assert engine.manager.status()["query"]["leases"] == 1
+        assert waiting_operations(engine) == 1
+    assert {answer for _, answer in lookups} == {restorable_tokens(TOKENS)}
+
+
+def stored(engine: Engine, tokens: list[int]) -> list[int]:
+    """Saves a prompt and presses it out of the engine, with a pool that holds nothing else."""
+    result = engine.run(tokens)
+    engine.press_out()
+    engine.manager.drop_memory()
+    engine.run(tokens)
+    # Overwritten in memory, so that nothing has to be pressed out through the small pool.
+    engine.reset()
+    engine.kv.poison()
+    return result.tokens
+
+
+@pytest.mark.parametrize("ending", ["load", "abort"])
+def test_case_a13_asking_again_takes_no_other_hold(
+    engine: Engine, new_prompt: Prompts, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    tokens = new_prompt(TOKENS)
+    cold = stored(engine, tokens)
+    occupants = occupy(engine, new_prompt)
+    queries = engine.manager.counters()["queries"]
+    lookups = count_lookups(engine, monkeypatch)
+    engine.add("waiting", tokens)
+    wait_for_blocks(engine, lookups)
+    assert engine.manager.counters()["queries"] - queries == 1
+
+    if ending == "abort":
+        engine.abort("waiting")
+        engine.step()
+        engine.manager.assert_drained()
+    for name in occupants:
+        engine.abort(name)
+    if ending == "load":
+        result = engine.finish(["waiting"])["waiting"]
+        assert (result.cached, result.tokens) == (restorable_tokens(TOKENS), cold)
+    engine.settle()
+    engine.manager.assert_drained()
+    engine.reset()
+    engine.kv.poison()
+    again = engine.run(tokens)
+    assert (again.cached, again.tokens) == (restorable_tokens(TOKENS), cold)
+
+
+def test_case_a13_asking_before_the_answer(engine: Engine, new_prompt: Prompts) -> None:
+    tokens = new_prompt(TOKENS)
+    cold = stored(engine, tokens)
+    holds = engine.manager.holds
+    with holds.held(QUERY_REPLY):
+        engine.add("waiting", tokens)
+        for _ in range(LOOKUPS):
+            engine.step()
+        holds.wait_reached(QUERY_REPLY)
+        assert holds.reached(QUERY_REPLY) == 1
+        assert waiting_operations(engine) == 1
+    result = engine.finish(["waiting"])["waiting"]
+    assert (result.cached, result.tokens) == (restorable_tokens(TOKENS), cold)
+    engine.settle()
+    engine.manager.assert_drained()
+
+
+def test_case_a18_pages_promised_by_the_lookup_stay(
+    engine: Engine, filler: Filler, new_prompt: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the answer and the allocation another client fills the pool several times over."""
+    tokens = new_prompt(TOKENS)
+    cold = stored(engine, tokens)
+    occupants = occupy(engine, new_prompt)
+    lookups = count_lookups(engine, monkeypatch)
+    engine.add("waiting", tokens)
+    wait_for_blocks(engine, lookups)
+    evicted = engine.manager.counters()["evicted_pages"]
+    assert filler.fill(2 * POOL_PAGES) > 0
+    assert engine.manager.counters()["evicted_pages"] - evicted > POOL_PAGES // 2
+    for name in occupants:
+        engine.abort(name)
+    engine.kv.poison(keep=set(range(engine.kv.num_blocks)) - free_block_ids(engine))
+    result = engine.finish(["waiting"])["waiting"]
+    assert (result.cached, result.tokens) == (restorable_tokens(TOKENS), cold)
+    engine.settle()
+    engine.manager.assert_drained()
+
+    # Control: without a lease the same pages are the first to go.
+    filler.fill(2 * POOL_PAGES)
+    engine.reset()
+    engine.kv.poison()
+    again = engine.run(tokens)
+    assert (again.cached, again.tokens) == (0, cold)
+
+
+def free_block_ids(engine: Engine) -> set[int]:
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    return {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
+
+
+def test_case_a05_engine_holds_more_than_the_manager(
+    engine: Engine, new_prompt: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty blocks in the engine's own cache, ten of them in the manager."""
+    tokens = new_prompt(660)
+    cold = engine.run(tokens)
+    engine.manager.drop_memory()
+    engine.run(tokens[:321])
+    pages = engine.manager.status()["pool"]["pages"]
+    assert pages == 10
+
+    lookups = count_lookups(engine, monkeypatch)
+    restored = engine.manager.counters()["restored_pages"]
+    engine.add("again", tokens)
+    steps = 0
+    while engine.request("again").num_computed_tokens == 0:
+        engine.step()
+        steps += 1
+        assert steps < 20, "the engine spins on the lookup"
+    result = engine.finish(["again"])["again"]
+    assert (result.cached, result.tokens) == (640, cold.tokens)
+    assert [answer for _, answer in lookups if answer is not None] == [0]
+    assert engine.manager.counters()["restored_pages"] == restored
+    engine.settle()
+    engine.manager.assert_drained()
