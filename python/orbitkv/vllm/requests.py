@@ -53,6 +53,7 @@ class RequestRecord:
     def begin_admission(self) -> None:
         """The engine asks about a request that holds no blocks: new, preempted, or its restore failed."""
         self.close_lookup()
+        self.lookup = None
         self.phase = Phase.WAITING
         self.lookup_deadline = None
         self.answer = None

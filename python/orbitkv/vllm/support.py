@@ -28,8 +28,8 @@ def _transfer_reason(config: VllmConfig) -> str | None:
         return f"kv_role is {transfer.kv_role!r}; it must be 'kv_both'"
     if transfer.kv_load_failure_policy != "recompute":
         return (
-            f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}, which turns a failed restore into "
-            "a failed request; set it to 'recompute'"
+            f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}, which makes a failed restore "
+            "fail the request; set it to 'recompute'"
         )
     return None
 

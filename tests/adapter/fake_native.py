@@ -1,0 +1,327 @@
+"""In-memory stand-in for `orbitkv._native`: the same surface, one manager in this process, delays under
+control.
+
+Copies are real (by address, as the client does them), so that a wrong block id or layout shows up as wrong
+bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+HASH_BYTES = 32
+PENDING, READY, MISS = 0, 1, 2
+GRANT_SLOTS, GRANT_EXISTS, GRANT_BUSY, GRANT_REFUSED = 0, 1, 2, 3
+
+
+class OrbitKVError(Exception):
+    pass
+
+
+@dataclass
+class Manager:
+    """The manager's state and the test's controls. `hold_*` keeps an answer or a copy from completing."""
+
+    pages: dict[bytes, bytes] = field(default_factory=dict)
+    filling: set[bytes] = field(default_factory=set)
+    leases: int = 0
+    queries: list[Any] = field(default_factory=list)
+    reservations: list[Any] = field(default_factory=list)
+    loads: list[Any] = field(default_factory=list)
+    saves: list[Any] = field(default_factory=list)
+    fences: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    tickets: dict[bytes, list[bytes]] = field(default_factory=dict)
+    is_up: bool = True
+    reset_answers: bool = True
+    hold_queries: bool = False
+    hold_reservations: bool = False
+    hold_loads: bool = False
+    hold_saves: bool = False
+    refuse: bool = False
+    fail_blocks: set[int] = field(default_factory=set)
+    raise_in: set[str] = field(default_factory=set)
+    registrations: list[dict[str, Any]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+    def check(self, call: str) -> None:
+        """Fails a call the test wants to fail, as a defect would (not as the client's own error)."""
+        if call in self.raise_in:
+            raise RuntimeError(f"planted in {call}")
+
+    def ticket(self, hashes: list[bytes]) -> bytes:
+        name = b"ticket-%d" % len(self.tickets)
+        self.tickets[name] = hashes
+        return name
+
+
+MANAGER = Manager()
+
+
+def reset_manager() -> Manager:
+    global MANAGER
+    MANAGER = Manager()
+    return MANAGER
+
+
+def split(blob: bytes) -> list[bytes]:
+    return [blob[at : at + HASH_BYTES] for at in range(0, len(blob), HASH_BYTES)]
+
+
+def pad_hashes(hashes: list[bytes]) -> bytes:
+    return b"".join(block_hash.ljust(HASH_BYTES, b"\0") for block_hash in hashes)
+
+
+def blake3_hex(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Registration:
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+        MANAGER.registrations.append(values)
+
+
+class Layout:
+    def __init__(self, regions: list[tuple[int, int, int, int]]) -> None:
+        self.regions = regions
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(region[2] for region in self.regions)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.regions)
+
+
+def gather_block(layout: Layout, block: int) -> bytes:
+    return b"".join(
+        ctypes.string_at(address + block * stride, size) for address, stride, size, _ in layout.regions
+    )
+
+
+def scatter_block(layout: Layout, block: int, payload: bytes) -> None:
+    at = 0
+    for address, stride, size, _ in layout.regions:
+        ctypes.memmove(address + block * stride, payload[at : at + size], size)
+        at += size
+
+
+class Query:
+    def __init__(self, hashes: list[bytes]) -> None:
+        self.hashes = hashes
+        self.waits = 0
+        self.released = False
+        self.restored = False
+        self.lost = False
+        self._state = PENDING
+        self.pages = 0
+
+    def poll(self) -> int:
+        if self._state == PENDING and not MANAGER.hold_queries and not self.released:
+            while self.pages < len(self.hashes) and self.hashes[self.pages] in MANAGER.pages:
+                self.pages += 1
+            self._state = READY if self.pages else MISS
+            MANAGER.leases += self._state == READY
+        return self._state
+
+    def wait(self, timeout_us: int) -> int:
+        self.waits += 1
+        return self.poll()
+
+    def restore(self, first: int, count: int) -> bytes:
+        if self.lost or self._state != READY or self.restored or self.released:
+            raise OrbitKVError("not ready")
+        assert first >= 0
+        assert first + count <= self.pages
+        self.restored = True
+        return MANAGER.ticket(self.hashes[first : first + count])
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            MANAGER.leases -= self._state == READY
+
+
+class Reservation:
+    def __init__(self, hashes: list[bytes], parent: bytes | None, first_depth: int) -> None:
+        self.hashes, self.parent, self.first_depth = hashes, parent, first_depth
+        self.answer: list[int] | None = None
+        self.granted: set[int] = set()
+        self.abandoned = False
+
+    def poll(self) -> bool:
+        if self.answer is None and not MANAGER.hold_reservations:
+            self.answer = []
+            for index, block_hash in enumerate(self.hashes):
+                status = GRANT_SLOTS
+                if MANAGER.refuse:
+                    status = GRANT_REFUSED
+                elif block_hash in MANAGER.pages:
+                    status = GRANT_EXISTS
+                elif block_hash in MANAGER.filling:
+                    status = GRANT_BUSY
+                else:
+                    self.granted.add(index)
+                    MANAGER.filling.add(block_hash)
+                self.answer.append(status)
+        return self.answer is not None
+
+    def statuses(self) -> list[int]:
+        return self.answer or []
+
+    def ticket(self, indices: list[int]) -> bytes:
+        assert set(indices) <= self.granted, "each granted page goes into one ticket"
+        self.granted -= set(indices)
+        return MANAGER.ticket([self.hashes[index] for index in indices])
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        for index in self.granted:
+            MANAGER.filling.discard(self.hashes[index])
+        self.granted = set()
+
+
+class Reset:
+    def poll(self) -> bool:
+        return MANAGER.reset_answers
+
+    def wait(self, timeout_us: int) -> bool:
+        if MANAGER.reset_answers:
+            MANAGER.pages.clear()
+        return MANAGER.reset_answers
+
+
+class SchedulerClient:
+    def __init__(self, registration: Registration) -> None:
+        MANAGER.check("SchedulerClient")
+        self.status = "connected"
+
+    @property
+    def active(self) -> bool:
+        MANAGER.check("active")
+        return MANAGER.is_up
+
+    @property
+    def connected(self) -> bool:
+        return MANAGER.is_up
+
+    def query(self, hashes: bytes, *, group: int = 0, deadline_ms: int = 0) -> Query:
+        MANAGER.check("query")
+        query = Query(split(hashes))
+        query.deadline_ms = deadline_ms
+        MANAGER.queries.append(query)
+        return query
+
+    def reserve(
+        self, hashes: bytes, *, parent: bytes | None, first_depth: int, group: int = 0
+    ) -> Reservation:
+        MANAGER.check("reserve")
+        reservation = Reservation(split(hashes), parent, first_depth)
+        MANAGER.reservations.append(reservation)
+        return reservation
+
+    def reset(self) -> Reset:
+        return Reset()
+
+    def close(self) -> None:
+        MANAGER.closed.append("scheduler")
+
+
+class Load:
+    def __init__(self, hashes: list[bytes], blocks: list[int], layout: Layout) -> None:
+        self.hashes, self.blocks, self.layout = hashes, blocks, layout
+        self.is_over = False
+        self.aborted = False
+        self.failed: list[int] = []
+
+    def finish(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            for block_hash, block in zip(self.hashes, self.blocks, strict=True):
+                if block in MANAGER.fail_blocks or self.aborted:
+                    self.failed.append(block)
+                else:
+                    scatter_block(self.layout, block, MANAGER.pages[block_hash])
+
+    def poll(self) -> bool:
+        MANAGER.check("load.poll")
+        if not MANAGER.hold_loads:
+            self.finish()
+        return self.is_over
+
+    def wait_layer(self, layer: int, timeout_ms: int) -> bool:
+        return self.poll() and not self.failed
+
+    def wait(self, timeout_ms: int) -> bool:
+        return self.poll()
+
+    def abort(self, timeout_ms: int) -> bool:
+        self.aborted = True
+        self.finish()
+        return True
+
+    def failed_blocks(self) -> list[int]:
+        assert self.is_over
+        return self.failed
+
+
+class Save:
+    def __init__(self, hashes: list[bytes], blocks: list[int], layout: Layout) -> None:
+        self.hashes, self.blocks, self.layout = hashes, blocks, layout
+        self.left = dict(zip(blocks, hashes, strict=True))
+
+    def finish(self) -> None:
+        for block, block_hash in self.left.items():
+            MANAGER.pages[block_hash] = gather_block(self.layout, block)
+            MANAGER.filling.discard(block_hash)
+        self.left = {}
+
+    def abort(self, blocks: set[int]) -> int:
+        gone = [block for block in self.left if block in blocks]
+        for block in gone:
+            MANAGER.filling.discard(self.left.pop(block))
+        return len(gone)
+
+    def poll(self) -> bool:
+        if not MANAGER.hold_saves:
+            self.finish()
+        return not self.left
+
+    def committed(self) -> int:
+        return len(self.blocks) - len(self.left)
+
+
+class WorkerClient:
+    def __init__(
+        self, registration: Registration, *, rank: int, layout: Layout, scratch: Layout, **settings: Any
+    ) -> None:
+        assert scratch.page_bytes == layout.page_bytes
+        self.layout = layout
+        self.settings = settings
+
+    def restore(self, ticket: bytes, blocks: list[int]) -> Load:
+        MANAGER.check("restore")
+        load = Load(MANAGER.tickets.pop(ticket), list(blocks), self.layout)
+        MANAGER.loads.append(load)
+        return load
+
+    def save(self, ticket: bytes, blocks: list[int]) -> Save:
+        MANAGER.check("save")
+        save = Save(MANAGER.tickets.pop(ticket), list(blocks), self.layout)
+        MANAGER.saves.append(save)
+        return save
+
+    def fence(self, blocks: list[int], timeout_ms: int) -> int:
+        MANAGER.fences.append((tuple(blocks), timeout_ms))
+        for save in MANAGER.saves:
+            save.poll()
+        return sum(save.abort(set(blocks)) for save in MANAGER.saves)
+
+    def close(self) -> None:
+        MANAGER.closed.append("worker")
+        for load in MANAGER.loads:
+            load.abort(0)
