@@ -237,3 +237,37 @@ def test_auto_mode_leaves_decoding_requests_alone(make_engine: Any, mini: Any, m
     assert engine.match(e) == (16, True)
     engine.finish(d)
     assert engine.match(e) == (16, False)
+
+
+def test_estimate_charges_all_restores_of_a_step_and_follows_measurements() -> None:
+    from orbitkv.vllm.settings import Settings
+    from orbitkv.vllm.transfer import TransferEstimate
+
+    estimate = TransferEstimate(Settings(socket="/x"), page_bytes=1_000_000)
+    estimate.begin_step({"decoding"})
+    assert [estimate.is_async(pages) for pages in (8, 9)] == [False, True]  # 8 MB at 2 GB/s are 4 ms
+    estimate.add_sync(5)
+    assert [estimate.is_async(pages) for pages in (3, 4)] == [False, True]
+    estimate.begin_step({"decoding"})
+    estimate.observe(12_000_000_000, 1.0)
+    assert estimate.bytes_per_second == pytest.approx(4e9)
+    assert [estimate.is_async(pages) for pages in (16, 17)] == [False, True]
+    estimate.observe(0, 0.0)
+    assert estimate.bytes_per_second == pytest.approx(4e9)
+
+
+def test_only_a_restore_that_was_waited_for_is_timed(
+    make_engine: Any, mini: Any, manager: Any, native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(load_mode="sync")
+    engine.compute_and_save(request(mini, "a"))
+    poll = native.Load.poll
+    for is_slow in (False, True):
+        b = engine.add(request(mini, f"b{is_slow}"))
+        engine.match(b)
+        table = engine.allocate(b, 16)
+        not_yet = [False] if is_slow else []
+        monkeypatch.setattr(native.Load, "poll", lambda load, n=not_yet: n.pop() if n else poll(load))
+        report = engine.step(mini.output(new=[(b, table, 16, 2)]), has_sync=True).kv_connector_worker_meta
+        assert engine.invalid[-1] == set()
+        assert (report.loaded_bytes == 4 * 768) is is_slow

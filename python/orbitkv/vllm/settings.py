@@ -19,9 +19,10 @@ class SettingsError(ValueError):
 
 def default_socket(environ: Mapping[str, str]) -> str:
     """The socket on which a cache manager started without `--socket` listens."""
-    if directory := environ.get("XDG_RUNTIME_DIR"):
+    directory = environ.get("XDG_RUNTIME_DIR", "")
+    if directory.startswith("/"):
         return f"{directory}/orbitkv/manager.sock"
-    return f"/tmp/orbitkv-{os.getuid()}/manager.sock"
+    return f"/tmp/orbitkv-{os.geteuid()}/manager.sock"
 
 
 @dataclass(frozen=True)

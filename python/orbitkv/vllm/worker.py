@@ -35,6 +35,8 @@ class _Load:
     native: Any
     started: float
     ended: float | None = None
+    # The forward pass had to wait for it. Otherwise nobody saw when it ended.
+    was_awaited: bool = False
     # Layers before this one have been waited for.
     layers_waited: int = 0
 
@@ -171,6 +173,7 @@ class WorkerSide:
             if load.layers_waited > index:
                 continue
             if not load.is_over():
+                load.was_awaited = True
                 remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
                 if not load.native.wait_layer(index, remaining_ms):
                     self._stop(load)
@@ -201,7 +204,7 @@ class WorkerSide:
         self._sync = []
 
     def _count(self, load: _Load) -> None:
-        if load.native is not None and load.ended is not None and not load.failed_blocks():
+        if load.was_awaited and load.ended is not None and not load.failed_blocks():
             self._loaded_bytes += len(load.order.blocks) * self._page_bytes
             self._load_seconds += max(load.ended - load.started, 1e-6)
 
