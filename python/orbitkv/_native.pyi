@@ -115,7 +115,8 @@ class Query:
         """Pages of the leased prefix (0 unless READY)."""
     @property
     def miss_reason(self) -> str:
-        """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused."""
+        """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused, released;
+        empty unless MISS."""
     def restore(self, first: int, count: int) -> bytes:
         """Hands pages `first .. first + count` of the lease to the workers: returns the ticket for
         `WorkerClient.restore`. At most once. The lease then ends after `release` and when every

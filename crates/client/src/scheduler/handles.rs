@@ -1,0 +1,186 @@
+//! What the engine holds of an operation. Dropping a handle ends its interest.
+
+use crate::clock::monotonic_us;
+use crate::operations::{MissReason, Operations, QueryCell, QueryState, ReservationCell, ResetCell};
+use crate::ticket::{PagePart, Ticket, TicketKind};
+use crate::{ClientError, GrantStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A foreground demand.
+pub struct Query {
+    cell: Arc<QueryCell>,
+    operations: Arc<Operations>,
+}
+
+impl Query {
+    pub(crate) fn new(cell: Arc<QueryCell>, operations: Arc<Operations>) -> Self {
+        Self { cell, operations }
+    }
+
+    /// One atomic load.
+    #[must_use]
+    pub fn poll(&self) -> QueryState {
+        self.cell.state()
+    }
+
+    /// Waits at most `timeout` for a final state.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> QueryState {
+        self.cell.wait(timeout)
+    }
+
+    /// Pages of the leased prefix; zero unless ready.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.cell.lease().map_or(0, |lease| lease.pages as usize)
+    }
+
+    /// Why there are none.
+    #[must_use]
+    pub fn miss_reason(&self) -> Option<MissReason> {
+        if self.poll() == QueryState::Miss { self.cell.reason() } else { None }
+    }
+
+    /// Hands pages `first .. first + count` to the workers: the ticket for their `restore`. At most once.
+    ///
+    /// # Errors
+    /// A range outside the lease; a query that is not ready, or whose connection was lost.
+    pub fn restore(&self, first: usize, count: usize) -> Result<Ticket, ClientError> {
+        let not_ready = || ClientError::NotReady { state: self.cell.describe() };
+        let lease = self.cell.lease().ok_or_else(not_ready)?;
+        let pages = lease.pages as usize;
+        let end = first.checked_add(count).filter(|end| count > 0 && *end <= pages);
+        let Some(end) = end else {
+            let got = format!("{first} and {count} more");
+            return Err(ClientError::value(
+                "first and count",
+                got,
+                format!("inside the {pages} leased pages"),
+            ));
+        };
+        // Before the manager is told: the worker compares it with the beginning of its own session.
+        let issued_us = monotonic_us();
+        if !self.operations.hand_out(&self.cell) {
+            return Err(not_ready());
+        }
+        let shards = usize::from(lease.shards);
+        let parts = lease.parts.get(first * shards..end * shards).unwrap_or_default().to_vec();
+        Ok(Ticket {
+            kind: TicketKind::Restore,
+            boot: self.cell.boot,
+            scheduler: self.cell.session,
+            operation: self.cell.operation,
+            revision: 1,
+            group: self.cell.group,
+            shards: lease.shards,
+            issued_us,
+            hashes: Vec::new(),
+            parts,
+        })
+    }
+
+    /// Ends interest, in whatever state. Idempotent. Running copies keep their custody.
+    pub fn release(&self) {
+        self.operations.release(&self.cell);
+    }
+}
+
+impl Drop for Query {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Room to save pages into.
+pub struct Reservation {
+    cell: Arc<ReservationCell>,
+    operations: Arc<Operations>,
+}
+
+impl Reservation {
+    pub(crate) fn new(cell: Arc<ReservationCell>, operations: Arc<Operations>) -> Self {
+        Self { cell, operations }
+    }
+
+    /// True when answered, or impossible.
+    #[must_use]
+    pub fn poll(&self) -> bool {
+        self.cell.grants().is_some()
+    }
+
+    /// One for each page; empty while not answered.
+    #[must_use]
+    pub fn statuses(&self) -> &[GrantStatus] {
+        self.cell.grants().map_or(&[], |grants| &grants.statuses)
+    }
+
+    /// Ticket for the workers' `save` of those pages.
+    ///
+    /// # Errors
+    /// An index that is not granted, is in a ticket already, or was given back.
+    pub fn ticket(&self, indices: &[usize]) -> Result<Ticket, ClientError> {
+        let want = "granted, in no other ticket, and not abandoned";
+        if indices.is_empty() {
+            return Err(ClientError::value("indices", "empty", "at least one page"));
+        }
+        self.cell.claim(indices).map_err(|i| ClientError::value("page index", i, want))?;
+        let mut hashes = Vec::with_capacity(indices.len());
+        let mut parts: Vec<PagePart> = Vec::new();
+        let grants = self.cell.grants();
+        for &i in indices {
+            // Both are there: `claim` has seen the grant, and grants are as many as hashes.
+            if let (Some(hash), Some(of_page)) = (self.cell.hashes.get(i), grants.and_then(|g| g.parts_of(i)))
+            {
+                hashes.push(*hash);
+                parts.extend_from_slice(of_page);
+            }
+        }
+        Ok(Ticket {
+            kind: TicketKind::Save,
+            boot: self.cell.boot,
+            scheduler: self.cell.session,
+            operation: self.cell.operation,
+            revision: 1,
+            group: self.cell.group,
+            shards: grants.map_or(1, |g| g.shards),
+            issued_us: self.cell.issued_us,
+            hashes,
+            parts,
+        })
+    }
+
+    /// Gives back every granted page that is in no ticket, now or when the answer comes. Idempotent.
+    pub fn abandon(&self) {
+        self.operations.abandon(&self.cell);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+/// Whether the namespace has been forgotten.
+pub struct Reset {
+    cell: Arc<ResetCell>,
+}
+
+impl Reset {
+    pub(crate) fn new(cell: Arc<ResetCell>) -> Self {
+        Self { cell }
+    }
+
+    /// True once the manager has carried it out.
+    #[must_use]
+    pub fn poll(&self) -> bool {
+        self.cell.is_done()
+    }
+
+    /// Waits at most `timeout` for that.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> bool {
+        self.cell.wait(timeout)
+    }
+}

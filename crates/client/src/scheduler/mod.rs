@@ -1,0 +1,177 @@
+//! The scheduler's side: queries, reservations, resets.
+
+mod handles;
+
+pub use handles::{Query, Reservation, Reset};
+
+use crate::link::{Fds, Handler, Link, LinkThread, Session};
+use crate::operations::Operations;
+use crate::registration::Registration;
+use crate::{ClientError, Hash};
+use orbitkv_wire::{Header, HelloRole, MAX_HASHES, Resume, ToClient};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Owns queries and reservations of one engine instance. Connects and reconnects by itself.
+pub struct SchedulerClient {
+    shared: Arc<Shared>,
+    thread: Mutex<LinkThread>,
+    groups: Vec<u16>,
+}
+
+/// What the connection's thread sees.
+struct Shared {
+    link: Arc<Link>,
+    operations: Arc<Operations>,
+    active: AtomicBool,
+    /// Session before this one; zero before the first.
+    last_session: AtomicU64,
+}
+
+impl SchedulerClient {
+    /// Starts the connection; returns at once.
+    ///
+    /// # Errors
+    /// A registration that cannot be, or a system that gives no thread.
+    pub fn new(registration: &Registration) -> Result<Self, ClientError> {
+        let link = Arc::new(Link::new(registration, HelloRole::Scheduler, 0)?);
+        let shared = Arc::new(Shared {
+            operations: Arc::new(Operations::new(Arc::clone(&link))),
+            link: Arc::clone(&link),
+            active: AtomicBool::new(false),
+            last_session: AtomicU64::new(0),
+        });
+        let handler: Arc<dyn Handler> = Arc::clone(&shared) as Arc<dyn Handler>;
+        let thread = Mutex::new(link.start(handler)?);
+        let groups = registration.groups.iter().map(|g| g.group).collect();
+        Ok(Self { shared, thread, groups })
+    }
+
+    /// Whether every rank is connected to the same manager and its self-test passed. One atomic load.
+    #[must_use]
+    pub fn active(&self) -> bool {
+        self.shared.active.load(Ordering::Acquire)
+    }
+
+    /// Whether a manager has accepted the connection.
+    #[must_use]
+    pub fn connected(&self) -> bool {
+        self.shared.link.is_connected()
+    }
+
+    /// Identity of the manager's run, 32 hex digits; empty while not connected.
+    #[must_use]
+    pub fn boot(&self) -> String {
+        self.shared.link.session().map(|s| format!("{:032x}", s.boot)).unwrap_or_default()
+    }
+
+    /// One line for people: connected, or why not, and what was last refused.
+    #[must_use]
+    pub fn status(&self) -> String {
+        let (status, refusal) = (self.shared.link.status(), self.shared.operations.refusal());
+        if refusal.is_empty() { status } else { format!("{status}; last refusal: {refusal}") }
+    }
+
+    /// Asks for the longest sealed prefix of `hashes`; never blocks. When not connected or over a limit
+    /// the query is a miss at once. `deadline_ms` zero leaves the operation lifetime.
+    ///
+    /// # Errors
+    /// A group that is not registered.
+    pub fn query(&self, group: u16, hashes: &[Hash], deadline_ms: u32) -> Result<Query, ClientError> {
+        self.check_group(group)?;
+        let cell = self.shared.operations.query(group, hashes, deadline_ms);
+        Ok(Query::new(cell, Arc::clone(&self.shared.operations)))
+    }
+
+    /// Asks for slots to save these pages into; never blocks.
+    ///
+    /// # Errors
+    /// A group that is not registered, no hashes, or more than [`MAX_HASHES`].
+    pub fn reserve(
+        &self,
+        group: u16,
+        parent: Option<Hash>,
+        first_depth: u32,
+        hashes: &[Hash],
+    ) -> Result<Reservation, ClientError> {
+        self.check_group(group)?;
+        if hashes.is_empty() || hashes.len() > MAX_HASHES {
+            return Err(ClientError::value("hashes", hashes.len(), format!("1 to {MAX_HASHES} in number")));
+        }
+        let cell = self.shared.operations.reserve(group, parent, first_depth, hashes.to_vec());
+        Ok(Reservation::new(cell, Arc::clone(&self.shared.operations)))
+    }
+
+    /// Forgets every page of the namespace: now, or as the first thing on the next connection.
+    ///
+    /// # Errors
+    /// Too many resets wait for a connection.
+    pub fn reset(&self) -> Result<Reset, ClientError> {
+        let cell = self.shared.operations.reset();
+        cell.map(Reset::new).ok_or(ClientError::Limit { what: "resets waiting for the manager", max: 256 })
+    }
+
+    /// Counters of this client, by name.
+    #[must_use]
+    pub fn stats(&self) -> Vec<(&'static str, u64)> {
+        let counters = &self.shared.operations.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            ("queries", read(&counters.queries)),
+            ("hits", read(&counters.hits)),
+            ("hits_pages", read(&counters.hits_pages)),
+            ("misses", read(&counters.misses)),
+            ("deadline_misses", read(&counters.deadline_misses)),
+            ("reserved_pages", read(&counters.reserved_pages)),
+            ("granted_pages", read(&counters.granted_pages)),
+            ("refusals", read(&counters.refusals)),
+            ("reconnects", self.shared.link.reconnects()),
+        ]
+    }
+
+    /// Ends the session; idempotent. Open queries become misses.
+    pub fn close(&self) {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).close();
+    }
+
+    fn check_group(&self, group: u16) -> Result<(), ClientError> {
+        if self.groups.contains(&group) {
+            return Ok(());
+        }
+        Err(ClientError::value("group", group, format!("one of those registered: {:?}", self.groups)))
+    }
+}
+
+impl Handler for Shared {
+    fn resume(&self) -> Option<Resume> {
+        // A scheduler copies nothing.
+        let session = self.last_session.load(Ordering::Acquire);
+        (session != 0).then_some(Resume { session, copies_ended: true })
+    }
+
+    fn welcome(&self, session: Session) {
+        self.last_session.store(session.number, Ordering::Release);
+        self.operations.welcome(session);
+    }
+
+    fn message(&self, header: &Header, message: ToClient<'_>, _: &mut Fds) -> Result<(), String> {
+        if let ToClient::InstanceState { active } = message {
+            self.active.store(active, Ordering::Release);
+            return Ok(());
+        }
+        if self.operations.message(header, &message)? {
+            return Ok(());
+        }
+        Err(format!("the manager sent a scheduler {}", message.kind().name()))
+    }
+
+    fn disconnected(&self) {
+        self.active.store(false, Ordering::Release);
+        self.operations.disconnected();
+    }
+
+    fn timer(&self, now: Instant) -> Option<Instant> {
+        self.operations.expire(now)
+    }
+}

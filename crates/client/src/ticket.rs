@@ -1,0 +1,219 @@
+//! What a scheduler tells a worker: which pages, where they are, and whose they are.
+
+use orbitkv_copy::crc64;
+use orbitkv_wire::{Hash, MAX_HASHES, Part, Slot};
+use thiserror::Error;
+use zerocopy::little_endian::{U16, U32, U64, U128};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// `OKT1`, little-endian; the digit is the version of the layout.
+const MAGIC: u32 = u32::from_le_bytes(*b"OKT1");
+/// Bytes of the checksum at the end.
+const CRC_BYTES: usize = 8;
+/// Most parts of one ticket, as many as fit an answer of the manager.
+const MAX_PARTS: usize = orbitkv_wire::MAX_PAYLOAD_BYTES / size_of::<Part>();
+
+/// Which way the pages go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TicketKind {
+    /// From the pool into KV memory.
+    Restore,
+    /// From KV memory into the pool.
+    Save,
+}
+
+/// One shard of a page: where it is, and its checksum (zero in a save).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagePart {
+    /// Segment number.
+    pub segment: u32,
+    /// Slot of it.
+    pub index: u32,
+    /// Use of that slot.
+    pub generation: u32,
+    /// CRC-64/NVME of the payload.
+    pub crc: u64,
+}
+
+impl From<&Part> for PagePart {
+    fn from(part: &Part) -> Self {
+        let Slot { segment, index, generation } = part.slot;
+        let (segment, index, generation) = (segment.get(), index.get(), generation.get());
+        Self { segment, index, generation, crc: part.crc.get() }
+    }
+}
+
+impl PagePart {
+    pub(crate) fn slot(self) -> Slot {
+        Slot { segment: self.segment.into(), index: self.index.into(), generation: self.generation.into() }
+    }
+
+    fn wire(self) -> Part {
+        Part { slot: self.slot(), crc: self.crc.into() }
+    }
+}
+
+/// A ticket. Opaque to the engine that carries it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    /// Which way.
+    pub kind: TicketKind,
+    /// Run of the manager that gave the pages.
+    pub boot: u128,
+    /// Session that owns the operation.
+    pub scheduler: u64,
+    /// The operation.
+    pub operation: u64,
+    /// Its version.
+    pub revision: u32,
+    /// Cache group.
+    pub group: u16,
+    /// Shards of a page.
+    pub shards: u16,
+    /// Monotonic time before the manager was asked for what this ticket gives. A worker refuses tickets
+    /// older than its own session: its custody of the pages was an earlier session's.
+    pub issued_us: u64,
+    /// One for each page of a save; empty in a restore.
+    pub hashes: Vec<Hash>,
+    /// `pages × shards`, page-major.
+    pub parts: Vec<PagePart>,
+}
+
+/// Bytes that are not a ticket, or not the right one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TicketError {
+    /// Shorter or longer than its own counts say.
+    #[error("ticket of {got} bytes does not fit its counts; pass it on unchanged")]
+    Length {
+        /// Bytes.
+        got: usize,
+    },
+    /// Other bytes, or another version.
+    #[error("these bytes are no ticket of this version; all processes must run the same OrbitKV")]
+    Magic,
+    /// Damaged on its way.
+    #[error("ticket is damaged: checksum {got:#018x}, computed {want:#018x}; pass it on unchanged")]
+    Checksum {
+        /// What it carries.
+        got: u64,
+        /// What its bytes give.
+        want: u64,
+    },
+    /// A field outside its range.
+    #[error("ticket: {what} is {got}")]
+    Value {
+        /// Which field.
+        what: &'static str,
+        /// Its value.
+        got: u64,
+    },
+    /// A save ticket given to `restore`, or the reverse.
+    #[error("this is a {got:?} ticket")]
+    Kind {
+        /// What it is.
+        got: TicketKind,
+    },
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Head {
+    magic: U32,
+    kind: u8,
+    zero: u8,
+    group: U16,
+    boot: U128,
+    scheduler: U64,
+    operation: U64,
+    issued_us: U64,
+    revision: U32,
+    pages: U32,
+    shards: U16,
+    reserved: [u8; 6],
+}
+
+impl Ticket {
+    /// Number of pages.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.parts.len() / usize::from(self.shards.max(1))
+    }
+
+    /// The bytes that travel.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let head = Head {
+            magic: U32::new(MAGIC),
+            kind: u8::from(self.kind == TicketKind::Save),
+            zero: 0,
+            group: U16::new(self.group),
+            boot: U128::new(self.boot),
+            scheduler: U64::new(self.scheduler),
+            operation: U64::new(self.operation),
+            issued_us: U64::new(self.issued_us),
+            revision: U32::new(self.revision),
+            pages: U32::new(u32::try_from(self.pages()).unwrap_or(u32::MAX)),
+            shards: U16::new(self.shards),
+            reserved: [0; 6],
+        };
+        let body_bytes = self.hashes.len() * size_of::<Hash>() + self.parts.len() * size_of::<Part>();
+        let mut out = Vec::with_capacity(size_of::<Head>() + body_bytes + CRC_BYTES);
+        out.extend_from_slice(head.as_bytes());
+        out.extend_from_slice(self.hashes.as_bytes());
+        for part in &self.parts {
+            out.extend_from_slice(part.wire().as_bytes());
+        }
+        let crc = crc64(&out);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`Ticket::encode`] wrote. Every count is checked before anything is allocated.
+    ///
+    /// # Errors
+    /// Any byte that is not as it was written.
+    pub fn decode(bytes: &[u8]) -> Result<Self, TicketError> {
+        let length = TicketError::Length { got: bytes.len() };
+        let (signed, crc) = bytes.split_last_chunk::<CRC_BYTES>().ok_or(length.clone())?;
+        let (head, rest) = Head::ref_from_prefix(signed).map_err(|_| length.clone())?;
+        if head.magic.get() != MAGIC {
+            return Err(TicketError::Magic);
+        }
+        let (pages, shards) = (head.pages.get() as usize, head.shards.get());
+        if pages > MAX_HASHES {
+            return Err(TicketError::Value { what: "page count", got: pages as u64 });
+        }
+        let parts = pages * usize::from(shards);
+        if shards == 0 || parts > MAX_PARTS {
+            return Err(TicketError::Value { what: "shard count", got: u64::from(shards) });
+        }
+        let (kind, hashes) = match head.kind {
+            0 => (TicketKind::Restore, 0),
+            1 => (TicketKind::Save, pages),
+            got => return Err(TicketError::Value { what: "kind", got: u64::from(got) }),
+        };
+        if rest.len() != hashes * size_of::<Hash>() + parts * size_of::<Part>() {
+            return Err(length);
+        }
+        let (got, want) = (u64::from_le_bytes(*crc), crc64(signed));
+        if got != want {
+            return Err(TicketError::Checksum { got, want });
+        }
+        let (hashes, rest) =
+            <[Hash]>::ref_from_prefix_with_elems(rest, hashes).map_err(|_| length.clone())?;
+        let parts = <[Part]>::ref_from_bytes(rest).map_err(|_| length)?;
+        Ok(Self {
+            kind,
+            boot: head.boot.get(),
+            scheduler: head.scheduler.get(),
+            operation: head.operation.get(),
+            revision: head.revision.get(),
+            group: head.group.get(),
+            shards,
+            issued_us: head.issued_us.get(),
+            hashes: hashes.to_vec(),
+            parts: parts.iter().map(PagePart::from).collect(),
+        })
+    }
+}

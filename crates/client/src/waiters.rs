@@ -1,0 +1,57 @@
+//! Threads that wait for something another thread stores in an atomic.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The lock orders only the going to sleep; what is waited for is read without it.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Waiters {
+    /// Runs `change` so that no waiter misses it.
+    pub(crate) fn change<T>(&self, change: impl FnOnce() -> T) -> T {
+        let _guard = self.lock();
+        let changed = change();
+        self.changed.notify_all();
+        changed
+    }
+
+    /// Waits at most `timeout` while `waiting` says so.
+    pub(crate) fn wait(&self, timeout: Duration, waiting: impl Fn() -> bool) {
+        if waiting() && !timeout.is_zero() {
+            drop(self.changed.wait_timeout_while(self.lock(), timeout, |()| waiting()));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes one thread that does work for others.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    raised: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Signal {
+    /// The next wait, or the present one, returns at once.
+    pub(crate) fn raise(&self) {
+        *self.raised.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+
+    /// Waits until raised, at most `timeout`, and lowers it.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut raised, _) = self
+            .changed
+            .wait_timeout_while(raised, timeout, |raised| !*raised)
+            .unwrap_or_else(PoisonError::into_inner);
+        *raised = false;
+    }
+}

@@ -1,0 +1,432 @@
+//! The copy thread: takes accepted copies, drives the engine, and tells the manager how they ended.
+
+use super::load::LoadJob;
+use super::save::SavePage;
+use super::state::{Origin, Segment, Work};
+use super::stats::add;
+use super::verify::Verifier;
+use crate::hooks;
+use crate::link::Urgency;
+use crate::ticket::PagePart;
+use orbitkv_copy::{CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, PagePair, page_crc64};
+use orbitkv_shm::Region;
+use orbitkv_wire::{CommitItem, Slot, ToManager};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Jobs in the engine at once; below the engine's own limit.
+pub(super) const MAX_RUNNING: usize = 48;
+/// Saves among them: few, so that a restore that comes finds the engine's threads soon.
+const MAX_RUNNING_SAVES: usize = 16;
+/// Most commits in one message.
+const COMMIT_BATCH: usize = 64;
+/// How long a page waits for the descriptor of its segment.
+const SEGMENT_WAIT: Duration = Duration::from_secs(1);
+/// How often something that nobody signals is looked at again.
+const RECHECK: Duration = Duration::from_millis(2);
+const IDLE: Duration = Duration::from_secs(60);
+
+enum Running {
+    /// A restore and the pages of it that are being copied.
+    Load(Arc<LoadJob>, Vec<usize>),
+    Save(Arc<SavePage>, Arc<Region>, usize),
+}
+
+/// A page that was copied and is not yet committed.
+struct Commit {
+    page: Arc<SavePage>,
+    crc: u64,
+}
+
+pub(super) struct Copier {
+    work: Arc<Work>,
+    engine: Box<dyn CopyEngine>,
+    verifier: Verifier,
+    running: HashMap<u64, Running>,
+    running_saves: usize,
+    next_id: u64,
+    commits: Vec<Commit>,
+    /// How many of them have been counted at the hold point.
+    noted_commits: usize,
+    /// Something waits for what nobody signals.
+    parked: bool,
+}
+
+impl Copier {
+    pub(super) fn new(work: Arc<Work>, engine: Box<dyn CopyEngine>, verifier: Verifier) -> Self {
+        Self {
+            work,
+            engine,
+            verifier,
+            running: HashMap::new(),
+            running_saves: 0,
+            next_id: 0,
+            commits: Vec::new(),
+            noted_commits: 0,
+            parked: false,
+        }
+    }
+
+    /// Works until the client is closed and every copy has ended.
+    pub(super) fn run(mut self) {
+        loop {
+            self.parked = false;
+            self.finish_ended();
+            let stopping = self.work.lock().stopping;
+            if stopping {
+                self.stop_all();
+            }
+            self.start_loads();
+            self.start_saves();
+            self.send_aborts();
+            self.send_commits();
+            self.answer_fences();
+            self.attest_ended_sessions();
+            if stopping && self.running.is_empty() {
+                return;
+            }
+            self.work.signal.wait(if self.parked { RECHECK } else { IDLE });
+        }
+    }
+
+    fn finish_ended(&mut self) {
+        let mut ended: Vec<CopyDone> = Vec::new();
+        self.engine.poll(&mut ended);
+        for done in ended {
+            match self.running.remove(&done.id.0) {
+                Some(Running::Load(job, pages)) => {
+                    if done.state != CopyState::Done {
+                        pages.iter().for_each(|page| job.fail(*page));
+                    }
+                    self.finish_load(&job);
+                }
+                Some(Running::Save(page, region, offset)) => {
+                    self.running_saves -= 1;
+                    self.finish_save(page, &region, offset, done.state);
+                }
+                None => debug_assert!(false, "the engine reports each job once"),
+            }
+        }
+    }
+
+    fn finish_load(&self, job: &LoadJob) {
+        if !job.origin.probe {
+            let (stats, failures) = (&self.work.stats, job.failures());
+            let landed = job.blocks.len() as u64 - failures;
+            add(&stats.failed_pages, failures);
+            add(&stats.restored_pages, landed);
+            add(&stats.restored_bytes, landed * job.layout.page_bytes() as u64);
+        }
+        // First the books, then the message: whoever hears of the end may look at the counters.
+        self.work.end_load(job);
+        let origin = job.origin;
+        self.work.copy_done(origin);
+    }
+
+    fn finish_save(&mut self, page: Arc<SavePage>, region: &Region, offset: usize, state: CopyState) {
+        self.work.end_save(&page);
+        let bytes = page.layout.page_bytes();
+        let crc = if state == CopyState::Done { page_crc64(region, offset, bytes).ok() } else { None };
+        match crc {
+            Some(crc) => self.commits.push(Commit { page, crc }),
+            None => self.give_back(&page),
+        }
+    }
+
+    /// A save that came to nothing, with no copy running.
+    fn give_back(&self, page: &SavePage) {
+        if !page.origin.probe {
+            add(&self.work.stats.aborted_pages, 1);
+        }
+        self.work.lock().aborts.push((page.origin.session, page.part.slot()));
+    }
+
+    fn stop_all(&mut self) {
+        for running in self.running.values() {
+            match running {
+                Running::Load(job, _) => job.request_abort(),
+                Running::Save(page, ..) => page.request_abort(),
+            }
+        }
+    }
+
+    fn start_loads(&mut self) {
+        let held = hooks::is_held(hooks::COPY_RESTORE);
+        let mut later = Vec::new();
+        while self.running.len() < MAX_RUNNING {
+            // Not in the loop's head: the lock would be held all through its body.
+            let next = self.work.lock().loads.pop_front();
+            let Some(job) = next else { break };
+            if job.wants_abort() || self.work.is_void(job.origin) {
+                job.fail_all();
+                self.finish_load(&job);
+            } else if held && !job.origin.probe {
+                note(&job.noted, hooks::COPY_RESTORE);
+                self.parked = true;
+                later.push(job);
+            } else if self.awaits_segment(&job.parts, job.accepted) {
+                later.push(job);
+            } else {
+                self.start_load(&job);
+            }
+        }
+        let mut inner = self.work.lock();
+        later.into_iter().rev().for_each(|job| inner.loads.push_front(job));
+    }
+
+    /// Whether a descriptor that may still come is missing.
+    fn awaits_segment(&mut self, parts: &[PagePart], accepted: Instant) -> bool {
+        let inner = self.work.lock();
+        let waits = accepted.elapsed() < SEGMENT_WAIT
+            && parts.iter().any(|part| !inner.segments.contains_key(&part.segment));
+        self.parked |= waits;
+        waits
+    }
+
+    fn start_load(&mut self, job: &Arc<LoadJob>) {
+        let fault = hooks::switch(hooks::RESTORE_FAULT);
+        let (mut pages, mut pairs) = (Vec::new(), Vec::new());
+        let segments = self.work.segments_of(job.origin, &job.parts);
+        for (i, ((&block, part), segment)) in job.blocks.iter().zip(&job.parts).zip(segments).enumerate() {
+            match segment.and_then(|segment| self.source(job, part, segment)) {
+                Some((memory, offset)) => {
+                    pages.push(i);
+                    pairs.push(PagePair { block: block as usize, memory, offset });
+                }
+                None => job.fail(i),
+            }
+        }
+        match fault.as_deref() {
+            Some("skip") => pairs.clear(),
+            Some("zero") => zero_sources(&mut pairs, job.layout.page_bytes()),
+            _ => {}
+        }
+        if pairs.is_empty() {
+            self.finish_load(job);
+            return;
+        }
+        let made = CopyJob::between(self.take_id(), CopyDirection::Restore, &job.layout, &pairs);
+        let Ok(copy) = made else {
+            job.fail_all();
+            self.finish_load(job);
+            return;
+        };
+        let (id, progress) = (copy.id().0, Arc::clone(copy.progress()));
+        if self.engine.submit(copy).is_err() {
+            job.fail_all();
+            self.finish_load(job);
+            return;
+        }
+        self.running.insert(id, Running::Load(Arc::clone(job), pages));
+        job.submitted(progress);
+    }
+
+    /// Where a page comes from, if it may be restored.
+    fn source(&mut self, job: &LoadJob, part: &PagePart, segment: Segment) -> Option<(Arc<Region>, usize)> {
+        let page_bytes = job.layout.page_bytes();
+        let offset = segment.payload(part.index, page_bytes)?;
+        // The self-test must not depend on luck, nor move the sample.
+        if job.origin.probe || self.verifier.selects() {
+            if !job.origin.probe {
+                add(&self.work.stats.verified_pages, 1);
+            }
+            let crc = page_crc64(&segment.region, offset, page_bytes).ok()?;
+            if crc != part.crc {
+                add(&self.work.stats.bad_pages, 1);
+                self.work.must(job.origin.session, &ToManager::BadPage { slot: part.slot() });
+                return None;
+            }
+        }
+        let planned_failure = !job.origin.probe && hooks::count_down(hooks::FAIL_PAGE);
+        (!planned_failure).then_some((segment.region, offset))
+    }
+
+    fn start_saves(&mut self) {
+        let held = hooks::is_held(hooks::COPY_SAVE);
+        let mut later = Vec::new();
+        while self.running_saves < MAX_RUNNING_SAVES {
+            let next = self.work.lock().saves.pop_front();
+            let Some(page) = next else { break };
+            if !page.is_queued() {
+                // Given up; its slot is among the aborts.
+            } else if held && !page.origin.probe {
+                note(&page.noted, hooks::COPY_SAVE);
+                self.parked = true;
+                later.push(page);
+            } else if self.awaits_segment(&[page.part], page.accepted) {
+                later.push(page);
+            } else {
+                self.start_save(page);
+            }
+        }
+        let mut inner = self.work.lock();
+        later.into_iter().rev().for_each(|page| inner.saves.push_front(page));
+    }
+
+    fn start_save(&mut self, page: Arc<SavePage>) {
+        if self.work.is_void(page.origin) {
+            self.work.give_up_queued(&page);
+            return;
+        }
+        let segment = self.work.segments_of(page.origin, &[page.part]).pop().flatten();
+        // Given up since, or from now on whoever wants it stopped waits for its progress.
+        if !page.start() {
+            return;
+        }
+        let target = segment.and_then(|segment| {
+            let offset = segment.payload(page.part.index, page.layout.page_bytes())?;
+            Some((segment.region, offset))
+        });
+        let made = target.and_then(|(memory, offset)| {
+            let pair = PagePair { block: page.block as usize, memory: Arc::clone(&memory), offset };
+            let copy = CopyJob::between(self.take_id(), CopyDirection::Save, &page.layout, &[pair]).ok()?;
+            Some((copy, memory, offset))
+        });
+        let Some((copy, memory, offset)) = made else {
+            self.work.end_save(&page);
+            self.give_back(&page);
+            return;
+        };
+        let (id, progress) = (copy.id().0, Arc::clone(copy.progress()));
+        if self.engine.submit(copy).is_err() {
+            self.work.end_save(&page);
+            self.give_back(&page);
+            return;
+        }
+        self.running_saves += 1;
+        page.submitted(progress);
+        // Lost its session, or was fenced, while it was on its way here: nobody found a progress to stop.
+        if self.work.is_void(page.origin) {
+            page.request_abort();
+        }
+        self.running.insert(id, Running::Save(page, memory, offset));
+    }
+
+    fn send_aborts(&mut self) {
+        let aborts = std::mem::take(&mut self.work.lock().aborts);
+        let mut by_session: HashMap<u64, Vec<Slot>> = HashMap::new();
+        for (session, slot) in aborts {
+            by_session.entry(session).or_default().push(slot);
+        }
+        for (session, slots) in by_session {
+            for batch in slots.chunks(COMMIT_BATCH) {
+                self.work.must(session, &ToManager::Abort(batch));
+            }
+        }
+    }
+
+    /// Commits what is copied: in full batches, or what there is when no save runs.
+    fn send_commits(&mut self) {
+        if self.commits.is_empty() {
+            return;
+        }
+        if hooks::is_held(hooks::COMMIT) && self.commits.iter().any(|c| !c.page.origin.probe) {
+            for _ in self.noted_commits..self.commits.len() {
+                hooks::note_reached(hooks::COMMIT);
+            }
+            self.noted_commits = self.commits.len();
+            self.parked = true;
+            return;
+        }
+        self.noted_commits = 0;
+        while self.commits.len() >= COMMIT_BATCH || (self.running_saves == 0 && !self.commits.is_empty()) {
+            let count = self.commits.len().min(COMMIT_BATCH);
+            let batch: Vec<Commit> = self.commits.drain(..count).collect();
+            self.commit(&batch);
+        }
+    }
+
+    fn commit(&self, batch: &[Commit]) {
+        // Pages of an earlier session are not ours to commit any more.
+        for group in batch.chunk_by(|a, b| a.page.origin.session == b.page.origin.session) {
+            let items: Vec<CommitItem> = group.iter().map(item).collect();
+            let Some(first) = group.first() else { continue };
+            let sent = self.work.must(first.page.origin.session, &ToManager::Commit(&items));
+            for commit in group {
+                if sent {
+                    commit.page.group.committed(1);
+                }
+                if !commit.page.origin.probe {
+                    let stats = &self.work.stats;
+                    if sent {
+                        add(&stats.saved_pages, 1);
+                        add(&stats.saved_bytes, commit.page.bytes());
+                    } else {
+                        add(&stats.aborted_pages, 1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Answers once nothing for the fenced scheduler runs, waits, or is still to be committed.
+    fn answer_fences(&mut self) {
+        let mut inner = self.work.lock();
+        let commits = &self.commits;
+        let busy = |scheduler: u64| {
+            inner.copies_for(scheduler)
+                || commits.iter().any(|c| !c.page.origin.probe && c.page.origin.scheduler <= scheduler)
+        };
+        let (wait, answer): (Vec<_>, Vec<_>) = inner.fences.iter().partition(|(_, s)| busy(*s));
+        inner.fences = wait;
+        drop(inner);
+        for (session, scheduler) in answer {
+            self.work.must(session, &ToManager::Fenced { scheduler });
+        }
+    }
+
+    fn attest_ended_sessions(&self) {
+        let mut inner = self.work.lock();
+        let Some(session) = inner.session else { return };
+        let ended = inner.take_ended_sessions();
+        drop(inner);
+        for earlier in ended {
+            if !self.work.must(session.number, &ToManager::CopiesEnded { session: earlier }) {
+                // The next connection says it.
+                self.work.lock().unattested.insert(earlier);
+            }
+        }
+    }
+
+    fn take_id(&mut self) -> CopyId {
+        self.next_id += 1;
+        CopyId(self.next_id)
+    }
+}
+
+impl Work {
+    /// One for every restore accepted, or refused for want of room.
+    pub(super) fn copy_done(&self, origin: Origin) {
+        let Origin { scheduler, operation, revision, .. } = origin;
+        self.must(origin.session, &ToManager::CopyDone { session: scheduler, operation, revision });
+    }
+
+    /// Sends what must arrive, if its session is the present one.
+    pub(super) fn must(&self, session: u64, message: &ToManager<'_>) -> bool {
+        self.link.send(session, (0, 0), message, Urgency::Must).is_ok()
+    }
+}
+
+fn item(commit: &Commit) -> CommitItem {
+    CommitItem { slot: commit.page.part.slot(), hash: commit.page.hash, crc: commit.crc.into() }
+}
+
+/// Counts an arrival at a hold point, once.
+fn note(noted: &std::sync::atomic::AtomicBool, name: &str) {
+    if !noted.swap(true, Ordering::AcqRel) {
+        hooks::note_reached(name);
+    }
+}
+
+/// Replaces every source by a page of zeros; for a test that must see it.
+fn zero_sources(pairs: &mut [PagePair], page_bytes: usize) {
+    let bytes = page_bytes.next_multiple_of(orbitkv_shm::PAGE_BYTES);
+    if let Ok(zeros) = orbitkv_shm::Segment::create("zeros", bytes) {
+        for pair in pairs {
+            pair.memory = Arc::clone(zeros.region());
+            pair.offset = 0;
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! The worker's side: copies, fences, and the self-test.
+
+mod copier;
+mod load;
+mod probe;
+mod save;
+mod scratch;
+mod state;
+mod stats;
+mod verify;
+
+pub use load::Load;
+pub use save::Save;
+pub use scratch::{gather_block, scatter_block};
+pub use verify::Verify;
+
+use crate::link::{Fds, Handler, Link, LinkThread, Session};
+use crate::operations::Operations;
+use crate::registration::{PROBE_GROUP, Registration};
+use crate::ticket::{PagePart, Ticket, TicketError, TicketKind};
+use crate::{ClientError, Hash};
+use copier::Copier;
+use load::LoadJob;
+use orbitkv_copy::{CopyEngine, HostCopy, HostCopyConfig, KvLayout, Waker};
+use orbitkv_wire::{Header, HelloRole, Resume, ToClient};
+use probe::Attach;
+use save::{SaveGroup, SavePage};
+use state::{Admission, Work};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use verify::Verifier;
+
+/// How a worker is made.
+pub struct WorkerConfig {
+    /// What it tells the manager.
+    pub registration: Registration,
+    /// Its tensor-parallel rank.
+    pub rank: u16,
+    /// KV memory.
+    pub layout: Arc<KvLayout>,
+    /// Memory of the same page bytes and at least two blocks that no request uses.
+    pub scratch: Arc<KvLayout>,
+    /// Whether the adapter's own probe of `layout` passed.
+    pub layout_probe_passed: bool,
+    /// Threads that copy, 1 to 128.
+    pub copy_threads: usize,
+    /// Which restored pages are checked.
+    pub verify_restore: Verify,
+}
+
+/// Verdict of the newest attach.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SelfTest {
+    /// Not yet known.
+    Pending,
+    /// Saves and restores give equal bytes.
+    Passed,
+    /// They do not, or not in time; why.
+    Failed(String),
+}
+
+/// Copies pages between KV memory and the pool, on its own threads.
+pub struct WorkerClient {
+    core: Arc<Core>,
+    threads: Mutex<Threads>,
+}
+
+/// What all threads of a worker share.
+struct Core {
+    work: Arc<Work>,
+    operations: Arc<Operations>,
+    attach: Attach,
+    self_test: Mutex<SelfTest>,
+    layout: Arc<KvLayout>,
+    scratch: Arc<KvLayout>,
+    layout_probe_passed: bool,
+    rank: u16,
+    group: u16,
+}
+
+struct Threads {
+    link: LinkThread,
+    copier: Option<JoinHandle<()>>,
+    probe: Option<JoinHandle<()>>,
+    /// The process that has these threads; a fork of it does not.
+    process: u32,
+}
+
+impl WorkerClient {
+    /// Starts the threads and the connection; returns at once.
+    ///
+    /// # Errors
+    /// A value that cannot be, or a system that gives no thread.
+    pub fn new(config: WorkerConfig) -> Result<Self, ClientError> {
+        check(&config)?;
+        let link = Link::new(&config.registration, HelloRole::Worker, config.rank)?;
+        let work = Arc::new(Work::new(Arc::new(link)));
+        let waker: Waker = {
+            let work = Arc::clone(&work);
+            Arc::new(move || work.signal.raise())
+        };
+        let engine = HostCopyConfig {
+            max_jobs: copier::MAX_RUNNING * 2,
+            waker: Some(waker),
+            ..HostCopyConfig::new(config.copy_threads)
+        };
+        let engine = HostCopy::new(engine).map_err(|e| ClientError::Copy(e.to_string()))?;
+        Self::with_engine(config, work, Box::new(engine))
+    }
+
+    fn with_engine(
+        config: WorkerConfig,
+        work: Arc<Work>,
+        engine: Box<dyn CopyEngine>,
+    ) -> Result<Self, ClientError> {
+        let link = Arc::clone(&work.link);
+        let copier = Copier::new(Arc::clone(&work), engine, Verifier::new(config.verify_restore));
+        let core = Arc::new(Core {
+            operations: Arc::new(Operations::new(Arc::clone(&link))),
+            work,
+            attach: Attach::default(),
+            self_test: Mutex::new(SelfTest::Pending),
+            layout: config.layout,
+            scratch: config.scratch,
+            layout_probe_passed: config.layout_probe_passed,
+            rank: config.rank,
+            group: config.registration.groups.first().map_or(0, |g| g.group),
+        });
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            std::thread::Builder::new()
+                .name(name.to_owned())
+                .spawn(run)
+                .map_err(ClientError::system("cannot start a thread of the worker"))
+        };
+        let copier = spawn("orbitkv-copier", Box::new(move || copier.run()))?;
+        let probe_core = Arc::clone(&core);
+        let probe = spawn("orbitkv-probe", Box::new(move || probe::run(&probe_core)))?;
+        let handler: Arc<dyn Handler> = Arc::clone(&core) as Arc<dyn Handler>;
+        let link = link.start(handler)?;
+        let process = std::process::id();
+        let threads = Mutex::new(Threads { link, copier: Some(copier), probe: Some(probe), process });
+        Ok(Self { core, threads })
+    }
+
+    /// Whether a manager has accepted the connection.
+    #[must_use]
+    pub fn connected(&self) -> bool {
+        self.core.work.link.is_connected()
+    }
+
+    /// One line for people: connected, or why not.
+    #[must_use]
+    pub fn status(&self) -> String {
+        self.core.work.link.status()
+    }
+
+    /// Verdict of the newest attach.
+    #[must_use]
+    pub fn self_test(&self) -> SelfTest {
+        self.core.self_test.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Copies the ticket's pages into these blocks, one each, in layer order; never blocks. A ticket of
+    /// an earlier manager run or session, or one whose segment does not arrive in time, fails its pages.
+    ///
+    /// # Errors
+    /// Bytes that are no restore ticket; blocks that do not fit the ticket or the layout.
+    pub fn restore(&self, ticket: &[u8], blocks: &[u32]) -> Result<Load, ClientError> {
+        self.core.restore_ticket(&Ticket::decode(ticket)?, blocks, false)
+    }
+
+    /// Copies these blocks into the ticket's pages, checksums and commits them; never blocks.
+    ///
+    /// # Errors
+    /// Bytes that are no save ticket; blocks that do not fit the ticket or the layout.
+    pub fn save(&self, ticket: &[u8], blocks: &[u32]) -> Result<Save, ClientError> {
+        self.core.save_ticket(&Ticket::decode(ticket)?, blocks, false)
+    }
+
+    /// These blocks are about to be overwritten: waits at most `timeout` for saves that read them, and
+    /// aborts those that have not finished. On return no save reads them. Returns the number of pages aborted.
+    #[must_use]
+    pub fn fence(&self, blocks: &[u32], timeout: Duration) -> usize {
+        let readers = self.core.work.readers(blocks);
+        if readers.is_empty() {
+            return 0;
+        }
+        let until = Instant::now() + timeout;
+        let mut aborted = 0;
+        for page in readers {
+            if page.wait_still(until) {
+                continue;
+            }
+            if self.core.work.give_up_queued(&page) || page.stop() {
+                aborted += 1;
+            }
+        }
+        self.core.work.signal.raise();
+        aborted
+    }
+
+    /// Counters of this worker, by name.
+    #[must_use]
+    pub fn stats(&self) -> Vec<(&'static str, u64)> {
+        let mut stats = self.core.work.stats.read();
+        stats.push(("reconnects", self.core.work.link.reconnects()));
+        stats
+    }
+
+    /// Ends all copies and the session; idempotent. On return nothing touches KV memory.
+    pub fn close(&self) {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).close(&self.core);
+    }
+}
+
+impl Drop for WorkerClient {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Threads {
+    fn close(&mut self, core: &Core) {
+        // A forked child has the handle but none of the threads.
+        if self.process != std::process::id() {
+            return;
+        }
+        core.attach.stop();
+        core.work.stop();
+        // The copy thread first: what it gives back still leaves on the connection.
+        for thread in [self.probe.take(), self.copier.take()].into_iter().flatten() {
+            let _ = thread.join();
+        }
+        self.link.close();
+    }
+}
+
+impl Core {
+    fn restore_ticket(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        blocks: &[u32],
+        probe: bool,
+    ) -> Result<Load, ClientError> {
+        let layout = self.check_ticket(ticket, TicketKind::Restore, blocks, probe)?;
+        let mut seen = HashSet::with_capacity(blocks.len());
+        if let Some(twice) = blocks.iter().find(|block| !seen.insert(**block)) {
+            return Err(ClientError::value("block", twice, "given once: two pages would land in it"));
+        }
+        let parts = self.own_parts(ticket);
+        let (job, admission) = self
+            .work
+            .accept_load(ticket, probe, |origin| LoadJob::new(origin, layout, blocks.to_vec(), parts))?;
+        match admission {
+            Admission::Accepted(_) => self.work.signal.raise(),
+            Admission::Stale => {
+                job.fail_all();
+                job.end();
+            }
+            Admission::Full(origin) => {
+                job.fail_all();
+                job.end();
+                self.work.copy_done(origin);
+            }
+        }
+        Ok(Load::new(job, Arc::clone(&self.work)))
+    }
+
+    fn save_ticket(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        blocks: &[u32],
+        probe: bool,
+    ) -> Result<Save, ClientError> {
+        let layout = self.check_ticket(ticket, TicketKind::Save, blocks, probe)?;
+        // With fewer shards than ranks, the first ranks write and the others only read.
+        if !probe && self.rank >= ticket.shards {
+            return Ok(Save::new(Arc::default()));
+        }
+        let parts = self.own_parts(ticket);
+        let group = Arc::new(SaveGroup::new(blocks.len()));
+        let admission = self.work.accept_save(ticket, probe, blocks.len(), |origin| {
+            let pages = blocks.iter().zip(&ticket.hashes).zip(&parts);
+            let page = |((block, hash), part): ((&u32, &Hash), &PagePart)| {
+                SavePage::new(origin, &layout, (*block, *hash, *part), &group)
+            };
+            pages.map(page).collect()
+        })?;
+        match admission {
+            Admission::Accepted(_) => {
+                self.work.signal.raise();
+                Ok(Save::new(group))
+            }
+            Admission::Stale => Ok(Save::new(Arc::default())),
+            Admission::Full(origin) => {
+                let slots: Vec<_> = parts.iter().map(|part| part.slot()).collect();
+                self.operations.abort(origin.session, &slots);
+                Ok(Save::new(Arc::default()))
+            }
+        }
+    }
+
+    /// Checks that a ticket and blocks fit each other and the layout, which is returned.
+    fn check_ticket(
+        &self,
+        ticket: &Ticket,
+        kind: TicketKind,
+        blocks: &[u32],
+        probe: bool,
+    ) -> Result<Arc<KvLayout>, ClientError> {
+        let (layout, group) = if probe { (&self.scratch, PROBE_GROUP) } else { (&self.layout, self.group) };
+        if ticket.kind != kind {
+            return Err(TicketError::Kind { got: ticket.kind }.into());
+        }
+        if ticket.group != group {
+            return Err(TicketError::Value { what: "cache group", got: u64::from(ticket.group) }.into());
+        }
+        if blocks.len() != ticket.pages() {
+            let want = format!("{}, one for each page of the ticket", ticket.pages());
+            return Err(ClientError::value("number of blocks", blocks.len(), want));
+        }
+        let count = layout.num_blocks();
+        match blocks.iter().find(|block| **block as usize >= count) {
+            Some(block) => Err(ClientError::value("block", block, format!("below {count}"))),
+            None => Ok(Arc::clone(layout)),
+        }
+    }
+
+    /// This rank's part of each page.
+    fn own_parts(&self, ticket: &Ticket) -> Vec<PagePart> {
+        let shards = usize::from(ticket.shards.max(1));
+        let own = usize::from(self.rank) % shards;
+        ticket.parts.iter().skip(own).step_by(shards).copied().collect()
+    }
+
+    fn set_self_test(&self, verdict: SelfTest) {
+        *self.self_test.lock().unwrap_or_else(PoisonError::into_inner) = verdict;
+    }
+}
+
+impl Handler for Core {
+    fn resume(&self) -> Option<Resume> {
+        self.work.resume()
+    }
+
+    fn welcome(&self, session: Session) {
+        self.set_self_test(SelfTest::Pending);
+        self.work.welcome(session);
+        self.operations.welcome(session);
+        self.attach.attached(session);
+    }
+
+    fn message(&self, header: &Header, message: ToClient<'_>, fds: &mut Fds) -> Result<(), String> {
+        match message {
+            ToClient::Segment { segment, slot_bytes, bytes } => {
+                let fd = fds.pop_front().ok_or("a segment came without its descriptor")?;
+                self.work.segment((segment, slot_bytes, bytes), fd)
+            }
+            ToClient::SegmentGone { segment } => {
+                self.work.segment_gone(segment);
+                Ok(())
+            }
+            ToClient::Fence { scheduler } => {
+                self.work.fence_scheduler(scheduler);
+                Ok(())
+            }
+            // A worker that is a solo's half learns nothing it needs from this.
+            ToClient::InstanceState { .. } => Ok(()),
+            _ if self.operations.message(header, &message)? => Ok(()),
+            other => Err(format!("the manager sent a worker {}", other.kind().name())),
+        }
+    }
+
+    fn disconnected(&self) {
+        self.work.disconnected();
+        self.operations.disconnected();
+        self.set_self_test(SelfTest::Pending);
+    }
+
+    fn timer(&self, now: Instant) -> Option<Instant> {
+        self.operations.expire(now)
+    }
+}
+
+fn check(config: &WorkerConfig) -> Result<(), ClientError> {
+    config.registration.check()?;
+    let world_size = config.registration.world_size;
+    if config.rank >= world_size {
+        return Err(ClientError::value("rank", config.rank, format!("below the world size {world_size}")));
+    }
+    let page_bytes = config.registration.groups.first().map_or(0, |g| g.page_bytes);
+    for (name, layout) in [("layout", &config.layout), ("scratch", &config.scratch)] {
+        if layout.page_bytes() as u64 != page_bytes {
+            let got = format!("a page of {} bytes", layout.page_bytes());
+            return Err(ClientError::value(name, got, format!("the registered {page_bytes} bytes")));
+        }
+        if u32::try_from(layout.num_blocks()).is_err() {
+            return Err(ClientError::value(name, layout.num_blocks(), "below 2^32 blocks"));
+        }
+    }
+    if config.scratch.num_blocks() < 2 {
+        return Err(ClientError::value("scratch", config.scratch.num_blocks(), "at least 2 blocks"));
+    }
+    Ok(())
+}

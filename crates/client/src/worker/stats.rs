@@ -1,0 +1,52 @@
+//! What a worker has copied.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// Counters of one worker. Copies of the self-test are in none of them.
+        #[derive(Debug, Default)]
+        pub(crate) struct Stats { $($(#[$doc])* pub(crate) $name: AtomicU64,)+ }
+
+        impl Stats {
+            /// Every counter by name.
+            pub(crate) fn read(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)+]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Pages copied into the pool and committed.
+    saved_pages,
+    /// Their bytes.
+    saved_bytes,
+    /// Pages of saves that were given up.
+    aborted_pages,
+    /// Pages that landed complete.
+    restored_pages,
+    /// Their bytes.
+    restored_bytes,
+    /// Pages of restores that did not land.
+    failed_pages,
+    /// Pages whose checksum was compared before the copy.
+    verified_pages,
+    /// Pages whose checksum did not match.
+    bad_pages,
+    /// Tickets of another manager run, an earlier session or a fenced scheduler.
+    stale_tickets,
+    /// Bytes of saves whose source may still be read.
+    save_inflight_bytes,
+    /// Bytes of restores whose destination may still be written.
+    load_inflight_bytes,
+}
+
+pub(crate) fn add(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+pub(crate) fn sub(counter: &AtomicU64, by: u64) {
+    let before = counter.fetch_sub(by, Ordering::Relaxed);
+    debug_assert!(before >= by, "more left than entered");
+}
