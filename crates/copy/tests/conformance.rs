@@ -201,8 +201,13 @@ fn each_job_is_reported_exactly_once_and_not_before_its_end() {
             let slot = usize::try_from(submitted).unwrap() % MAX_JOBS;
             let direction = if submitted % 2 == 0 { Save } else { Restore };
             if submitted < 200 && open.len() < MAX_JOBS {
-                let progress = submit(engine, world.job(submitted, direction, &[(slot, slot)]));
-                if submitted % 7 == 0 {
+                let job = world.job(submitted, direction, &[(slot, slot)]);
+                if submitted % 14 == 0 {
+                    job.progress().request_abort();
+                }
+                let progress = submit(engine, job);
+                // This one may come too late, which must be reported as well.
+                if submitted % 14 == 7 {
                     progress.request_abort();
                 }
                 open.push((CopyId(submitted), progress));
