@@ -74,10 +74,8 @@ pub enum ClaimError {
 /// Where the socket is when nobody says otherwise.
 #[must_use]
 pub fn default_socket() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| Path::new(dir).is_absolute()) {
-        Some(dir) => Path::new(&dir).join("orbitkv/manager.sock"),
-        None => format!("/tmp/orbitkv-{}/manager.sock", rustix::process::geteuid().as_raw()).into(),
-    }
+    let uid = rustix::process::geteuid().as_raw();
+    orbitkv_wire::default_socket(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), uid)
 }
 
 /// The right to serve on a path. Dropping it removes socket and lock.

@@ -11,6 +11,7 @@
 mod error;
 mod frame;
 mod hello;
+mod paths;
 mod payload;
 mod reader;
 mod to_client;
@@ -19,6 +20,7 @@ mod to_manager;
 pub use error::WireError;
 pub use frame::{Header, Kind, MAGIC, MAX_PAYLOAD_BYTES, VERSION, write_frame};
 pub use hello::{Hello, HelloGroup, HelloRole, Resume};
+pub use paths::default_socket;
 pub use payload::{CommitItem, Hash, Part, Slot};
 pub use reader::{Frame, FrameReader};
 pub use to_client::{GrantStatus, GrantedBody, ToClient, WireMiss};

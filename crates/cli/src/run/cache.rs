@@ -1,0 +1,142 @@
+//! One run's hold on a manager: found or started at the beginning, let go or stopped at the end.
+
+use super::watch::Watch;
+use crate::args::{DEFAULT_POOL_SIZE, RunArgs};
+use crate::engine;
+use crate::manager::{Endpoint, FindError, Running, Share, ShareError, StartError, find, start, stop};
+use crate::say;
+use crate::status;
+use bytesize::ByteSize;
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long sessions of an engine that has just ended may still be counted.
+const SESSIONS_PATIENCE: Duration = Duration::from_secs(1);
+const SESSIONS_POLL: Duration = Duration::from_millis(50);
+
+/// Why there is no manager.
+#[derive(Debug, Error)]
+pub(crate) enum CacheError {
+    /// What is there cannot be used.
+    #[error(transparent)]
+    Find(#[from] FindError),
+    /// Other runs.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// It could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+}
+
+/// A manager that serves, and our part in it.
+pub(crate) struct Cache {
+    endpoint: Endpoint,
+    running: Running,
+    share: Share,
+    /// Present if it was started here.
+    child: RefCell<Option<Child>>,
+    started: bool,
+}
+
+impl Cache {
+    /// Finds a manager, or starts one.
+    pub(crate) fn open(
+        endpoint: &Endpoint,
+        args: &RunArgs,
+        interrupted: impl FnMut() -> bool,
+    ) -> Result<Self, CacheError> {
+        let (share, _turn) = Share::join(endpoint)?;
+        let endpoint = endpoint.clone();
+        if let Some(running) = find(&endpoint)? {
+            return Ok(Self { endpoint, running, share, child: RefCell::new(None), started: false });
+        }
+        let started = start(&endpoint, &args.pool_size, interrupted)?;
+        let cache = Self {
+            endpoint,
+            running: started.running,
+            child: RefCell::new(Some(started.child)),
+            share,
+            started: true,
+        };
+        if !args.keep_manager
+            && let Some(pid) = cache.running.pid
+        {
+            cache.share.own(pid)?;
+        }
+        Ok(cache)
+    }
+
+    /// What is active, in one line.
+    pub(crate) fn line(&self, version: Option<String>, args: &RunArgs) -> String {
+        let engine = version.map_or_else(|| "vLLM".to_owned(), |version| format!("vLLM {version}"));
+        let report = self.running.http.and_then(|http| status::fetch(http).ok());
+        let pool = report.map_or_else(
+            || "pool size unknown".to_owned(),
+            |report| format!("pool {} DRAM", ByteSize(report.pool.limit_bytes).display().iec()),
+        );
+        let pid = self.running.pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
+        let whose = match self.started {
+            true => "started",
+            false if args.pool_size == DEFAULT_POOL_SIZE => "shared",
+            false => "shared, --pool-size has no effect",
+        };
+        let http =
+            self.running.http.map_or_else(|| "HTTP off".to_owned(), |http| format!("http://{http}/status"));
+        format!("OrbitKV: {engine} · {pool} · manager pid {pid} ({whose}) · {http}")
+    }
+
+    /// Something that will say when the engine uses the cache. Taken before the engine begins.
+    pub(crate) fn watch(&self, command: &[OsString]) -> Option<Watch> {
+        Watch::prepare(self.running.http?, engine::health_address(command))
+    }
+
+    /// Collects a manager that has ended.
+    pub(crate) fn reap(&self) {
+        let mut child = self.child.borrow_mut();
+        if child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(Some(_)))) {
+            *child = None;
+        }
+    }
+
+    /// Ends our part. The last run stops a manager that a run has started, unless an engine still uses it.
+    pub(crate) fn close(self) {
+        let Self { endpoint, share, child, .. } = self;
+        let problem = match share.leave() {
+            Ok(None) => return,
+            Ok(Some((pid, _turn))) => stop_owned(&endpoint, pid).err(),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(problem) = problem {
+            say::line(&format!("OrbitKV: the cache manager goes on: {problem}"));
+        } else if let Some(mut child) = child.into_inner() {
+            let _ = child.wait();
+        }
+    }
+}
+
+fn stop_owned(endpoint: &Endpoint, pid: u32) -> Result<(), String> {
+    // Another pid: that one was started by somebody else after ours had ended.
+    let found = find(endpoint).map_err(|error| error.to_string())?;
+    let Some(running) = found.filter(|running| running.pid == Some(pid)) else { return Ok(()) };
+    let sessions = remaining_sessions(&running);
+    if sessions > 0 {
+        return Err(format!("{sessions} sessions of other engines are connected"));
+    }
+    stop(endpoint, &running).map_err(|error| error.to_string())
+}
+
+fn remaining_sessions(running: &Running) -> u64 {
+    let begun = Instant::now();
+    loop {
+        let open =
+            running.http.and_then(|http| status::fetch(http).ok()).map_or(0, |report| report.sessions.open);
+        if open == 0 || begun.elapsed() > SESSIONS_PATIENCE {
+            return open;
+        }
+        thread::sleep(SESSIONS_POLL);
+    }
+}

@@ -1,0 +1,117 @@
+//! `orbitkv run`: an engine in the foreground, with a cache manager that is there as long as it is needed.
+
+mod cache;
+mod engine_process;
+mod signals;
+mod watch;
+
+use crate::args::{ExecArgs, LoadMode, RunArgs};
+use crate::engine::{self, EngineError, Invocation, Wishes};
+use crate::manager::{Endpoint, StartError};
+use crate::program::on_path;
+use crate::say;
+use cache::{Cache, CacheError};
+use engine_process::EngineProcess;
+use signals::Signals;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use thiserror::Error;
+
+/// As shells report a program that is not there.
+const NOT_FOUND: u8 = 127;
+
+/// Why the engine was not run, or not to its end.
+#[derive(Debug, Error)]
+pub(crate) enum RunError {
+    /// Its command line.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The manager.
+    #[error("{0}\nthe engine was not started; --best-effort starts it without the cache")]
+    Cache(#[from] CacheError),
+    /// The program.
+    #[error("{program}: {source}")]
+    Program {
+        /// Which.
+        program: PathBuf,
+        /// The answer.
+        source: io::Error,
+    },
+    /// Signals.
+    #[error("signals: {0}")]
+    Signals(io::Error),
+    /// The parent is not there any more.
+    #[error("orbitkv run ended before the engine began")]
+    Orphan,
+}
+
+/// Runs the engine to its end and returns its exit code.
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, RunError> {
+    let invocation = Invocation::of(&args.engine)?;
+    let name = args.engine.first().map(PathBuf::from).unwrap_or_default();
+    let Some(program) = on_path(&name) else {
+        say::line(&format!("error: {} is not on PATH; activate the engine's environment", name.display()));
+        return Ok(ExitCode::from(NOT_FOUND));
+    };
+    if invocation == Invocation::Help {
+        let source = engine_process::become_program(&program, args.engine.get(1..).unwrap_or_default());
+        return Err(RunError::Program { program, source });
+    }
+    let endpoint = endpoint(args)?;
+    let line = engine::with_cache(&args.engine, wishes(args, &endpoint))?;
+    // From here on a signal ends what was started.
+    let mut signals = Signals::register().map_err(RunError::Signals)?;
+    match Cache::open(&endpoint, args, || signals.ending().is_some()) {
+        Ok(cache) => {
+            say::line(&cache.line(engine::installed_version(&program), args));
+            let ended = serve(&program, &line, &mut signals, Some((&cache, args)));
+            cache.close();
+            ended
+        }
+        Err(CacheError::Start(StartError::Interrupted)) => Ok(signals.exit_code()),
+        Err(error) if args.best_effort => {
+            say::line(&format!("OrbitKV: off, the engine serves without the cache: {error}"));
+            serve(&program, &args.engine, &mut signals, None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn endpoint(args: &RunArgs) -> Result<Endpoint, EngineError> {
+    let mut endpoint = Endpoint::of(&args.place);
+    if let Some(socket) = engine::socket_in(&args.engine)?.filter(|_| !endpoint.socket_given) {
+        endpoint.socket = socket.into();
+    }
+    Ok(endpoint)
+}
+
+fn wishes<'a>(args: &RunArgs, endpoint: &'a Endpoint) -> Wishes<'a> {
+    let Endpoint { socket, socket_given, .. } = endpoint;
+    Wishes { socket, socket_given: *socket_given, load_mode: args.load_mode.map(LoadMode::name) }
+}
+
+fn serve(
+    program: &Path,
+    line: &[OsString],
+    signals: &mut Signals,
+    cache: Option<(&Cache, &RunArgs)>,
+) -> Result<ExitCode, RunError> {
+    if signals.ending().is_some() {
+        return Ok(signals.exit_code());
+    }
+    let watch = cache.and_then(|(cache, args)| cache.watch(&args.engine));
+    let failed = |source| RunError::Program { program: program.into(), source };
+    let mut engine = EngineProcess::spawn(program, line.get(1..).unwrap_or_default()).map_err(failed)?;
+    if let Some(watch) = watch {
+        watch.start();
+    }
+    let reap = || cache.map_or((), |(cache, _)| cache.reap());
+    engine.wait(signals, reap).map_err(failed)
+}
+
+/// `orbitkv exec-with-parent`: the last step between `run` and the engine.
+pub(crate) fn exec_with_parent(args: &ExecArgs) -> Result<ExitCode, RunError> {
+    engine_process::exec_with_parent(args)
+}
