@@ -94,27 +94,32 @@ impl WorkerClient {
     /// # Errors
     /// A value that cannot be, or a system that gives no thread.
     pub fn new(config: WorkerConfig) -> Result<Self, ClientError> {
+        let threads = config.copy_threads;
+        Self::with_engine(config, |waker| {
+            let engine = HostCopyConfig {
+                max_jobs: copier::MAX_RUNNING * 2,
+                waker: Some(waker),
+                ..HostCopyConfig::new(threads)
+            };
+            let engine = HostCopy::new(engine).map_err(|e| ClientError::Copy(e.to_string()))?;
+            Ok(Box::new(engine))
+        })
+    }
+
+    /// As [`WorkerClient::new`], with a copy engine of the caller's: it must call the waker after each end
+    /// of a job, and hold at least 96 jobs.
+    ///
+    /// # Errors
+    /// As there, and those of `make`.
+    pub fn with_engine(
+        config: WorkerConfig,
+        make: impl FnOnce(Waker) -> Result<Box<dyn CopyEngine>, ClientError>,
+    ) -> Result<Self, ClientError> {
         check(&config)?;
         let link = Link::new(&config.registration, HelloRole::Worker, config.rank)?;
         let work = Arc::new(Work::new(Arc::new(link)));
-        let waker: Waker = {
-            let work = Arc::clone(&work);
-            Arc::new(move || work.signal.raise())
-        };
-        let engine = HostCopyConfig {
-            max_jobs: copier::MAX_RUNNING * 2,
-            waker: Some(waker),
-            ..HostCopyConfig::new(config.copy_threads)
-        };
-        let engine = HostCopy::new(engine).map_err(|e| ClientError::Copy(e.to_string()))?;
-        Self::with_engine(config, work, Box::new(engine))
-    }
-
-    fn with_engine(
-        config: WorkerConfig,
-        work: Arc<Work>,
-        engine: Box<dyn CopyEngine>,
-    ) -> Result<Self, ClientError> {
+        let wakes = Arc::clone(&work);
+        let engine = make(Arc::new(move || wakes.signal.raise()))?;
         let link = Arc::clone(&work.link);
         let copier = Copier::new(Arc::clone(&work), engine, Verifier::new(config.verify_restore));
         let core = Arc::new(Core {
