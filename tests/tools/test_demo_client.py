@@ -1,0 +1,119 @@
+"""Requests, streams and counters of the demo, without an engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from demo import client, compare, counters, workload
+from demo.counters import Counters
+from demo.drain import Drain
+from demo.rounds import Phase, Round
+from demo.settings import BLOCK_TOKENS, ENGINE_TOKENS, MAX_MODEL_LEN, OUTPUT_TOKENS, PREFIX_TOKENS
+
+REQUEST = workload.Request("r", (8, 9), 0)
+METRICS = """# HELP vllm:prompt_tokens_by_source_total x
+vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="local_compute"} 100.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="external_kv_transfer"} 64.0
+vllm:prompt_tokens_by_source_total{engine="1",model_name="tiny",source="external_kv_transfer"} 32.0
+vllm:external_prefix_cache_hits_total{engine="0"} 1.5e+03
+"""
+
+
+def stream(*events: dict[str, Any]) -> list[bytes]:
+    return [b"data: " + json.dumps(event).encode() + b"\n" for event in events] + [b"\n", b"data: [DONE]\n"]
+
+
+def tokens_event(*ids: int) -> dict[str, Any]:
+    return {"choices": [{"text": "x", "token_ids": list(ids)}]}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}}
+
+
+def test_a_stream_gives_tokens_usage_and_time_of_the_first_token() -> None:
+    ids = range(OUTPUT_TOKENS)
+    lines = stream(tokens_event(), tokens_event(*ids[:3]), tokens_event(*ids[3:]), USAGE)
+    answer = client.read_stream(REQUEST, lines, time.monotonic() - 1)
+    assert answer.tokens == tuple(ids)
+    assert (answer.prompt_tokens, answer.cached_tokens) == (2, 1)
+    assert answer.ttft_ms >= 1000
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [tokens_event(*range(OUTPUT_TOKENS))],
+        [tokens_event(1), USAGE],
+        [{"error": {"message": "the engine died"}}],
+    ],
+    ids=["nothing", "no usage", "too short", "error"],
+)
+def test_half_a_stream_is_an_error(events: list[dict[str, Any]]) -> None:
+    with pytest.raises(client.RequestError):
+        client.read_stream(REQUEST, stream(*events), time.monotonic())
+
+
+def test_metrics_are_summed_over_engines() -> None:
+    source = 'source="external_kv_transfer"'
+    assert counters.metric(METRICS, "vllm:prompt_tokens_by_source_total", source) == 96
+    assert counters.metric(METRICS, "vllm:external_prefix_cache_hits_total") == 1500
+    assert counters.metric(METRICS, "vllm:external_prefix_cache_hits") == 0
+
+
+def test_page_bytes_of_a_pool() -> None:
+    assert counters.page_bytes({"pool": {"used_bytes": 2 * (131072 + 4096), "pages": 2}}) == 131072
+    assert counters.page_bytes({"pool": {"used_bytes": 0, "pages": 0}}) == 0
+
+
+def test_prompts_fit_the_model_and_are_the_same_every_time() -> None:
+    requests = [*workload.serial_requests(), *workload.concurrent_requests()]
+    assert requests == [*workload.serial_requests(), *workload.concurrent_requests()]
+    assert len({request.name for request in requests}) == len(requests)
+    assert len({request.prompt for request in requests}) == len(requests)
+    assert {request.prefix_tokens for request in requests} == set(PREFIX_TOKENS)
+    assert max(len(request.prompt) for request in requests) + OUTPUT_TOKENS <= MAX_MODEL_LEN
+
+
+def test_shared_prefixes_are_shared_and_serial_ones_are_not() -> None:
+    def first_blocks(requests: list[workload.Request]) -> set[tuple[int, ...]]:
+        return {request.prompt[:BLOCK_TOKENS] for request in requests}
+
+    serial, concurrent = workload.serial_requests(), workload.concurrent_requests()
+    assert len(first_blocks(serial)) == len(serial)
+    assert len(first_blocks(concurrent)) < len(concurrent)
+
+
+def test_pressing_prompts_do_not_fit_the_engine_and_are_new_each_time() -> None:
+    once, again = workload.pressing_requests("a"), workload.pressing_requests("b")
+    assert sum(len(request.prompt) for request in once) > ENGINE_TOKENS
+    assert not {request.prompt for request in once} & {request.prompt for request in again}
+
+
+def answered(tokens: tuple[int, ...]) -> list[client.Answer]:
+    return [client.Answer(REQUEST, 1.0, tokens, 2, 0)]
+
+
+def played(tokens: tuple[int, ...]) -> Round:
+    return Round("x", [Phase(1, answered(tokens), Counters.zero())], Drain("x", 0, {}), 1)
+
+
+def test_a_difference_is_found() -> None:
+    assert compare.differing(played((1, 2)), played((1, 2))) == []
+    assert compare.differing(played((1, 2)), played((1, 3))) == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("restored_tokens", "native", "identical"), [(32, (1,), True), (32, (2,), False), (0, (1,), False)]
+)
+def test_only_the_serial_control_decides(
+    restored_tokens: int, native: tuple[int, ...], identical: bool
+) -> None:
+    zero = Counters.zero()
+    counted = Counters(*(restored_tokens if name == "restored_tokens" else 0 for name in vars(zero)))
+    restored = Phase(1, answered((1,)), counted)
+    assert compare.weigh("x", [], restored, Phase(1, answered(native), zero))[0] is identical

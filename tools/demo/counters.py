@@ -1,0 +1,106 @@
+"""Counters of the engine and of the cache manager, read over HTTP."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, fields
+from typing import Any
+
+GET_S = 10.0
+# Loopback only: a proxy for the outside is never asked.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+# The manager puts a header of its own before each page.
+PAGE_HEADER_BYTES = 4096
+
+
+class CountersError(Exception):
+    """Counters could not be read."""
+
+
+def get(url: str) -> str:
+    """Body of a GET; `CountersError` if there is no good answer."""
+    try:
+        with _OPENER.open(url, timeout=GET_S) as response:
+            return response.read().decode()
+    except (OSError, urllib.error.URLError) as error:
+        raise CountersError(f"GET {url}: {error}") from error
+
+
+def is_healthy(base: str) -> bool:
+    """Whether `/health` is answered with success."""
+    try:
+        get(f"{base}/health")
+    except CountersError:
+        return False
+    return True
+
+
+def status(manager: str) -> dict[str, Any]:
+    """The manager's `/status`."""
+    return json.loads(get(f"{manager}/status"))
+
+
+def metric(text: str, name: str, labels: str = "") -> int:
+    """Sum of a metric over its lines in the Prometheus text format; only lines that contain `labels`."""
+    total = 0.0
+    for line in text.splitlines():
+        series, _, value = line.rpartition(" ")
+        if series.split("{")[0] == name and labels in series:
+            total += float(value)
+    return int(total)
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What was counted since engine and manager started, or between two looks. In tokens and pages."""
+
+    # Prompt tokens by where their KV came from.
+    computed_tokens: int
+    local_tokens: int
+    restored_tokens: int
+    # Prompt tokens that the engine's own cache lacked and the manager had.
+    external_hit_tokens: int
+    # Pages asked of the manager, by where they were found; pages restored and saved.
+    ram_pages: int
+    missed_pages: int
+    restored_pages: int
+    saved_pages: int
+
+    @classmethod
+    def read(cls, engine: str, manager: str) -> Counters:
+        """Both sides as they are now."""
+        text = get(f"{engine}/metrics")
+        pages = status(manager)["counters"]
+
+        def by_source(source: str) -> int:
+            return metric(text, "vllm:prompt_tokens_by_source_total", f'source="{source}"')
+
+        return cls(
+            computed_tokens=by_source("local_compute"),
+            local_tokens=by_source("local_cache_hit"),
+            restored_tokens=by_source("external_kv_transfer"),
+            external_hit_tokens=metric(text, "vllm:external_prefix_cache_hits_total"),
+            ram_pages=pages["ram_pages"],
+            missed_pages=pages["missed_pages"],
+            restored_pages=pages["restored_pages"],
+            saved_pages=pages["committed_pages"],
+        )
+
+    @classmethod
+    def zero(cls) -> Counters:
+        """Nothing counted."""
+        return cls(*(0 for _ in fields(cls)))
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+def page_bytes(report: dict[str, Any]) -> int:
+    """Payload bytes of a page, from the pool's gauges of a drained manager; 0 for an empty pool."""
+    pool = report["pool"]
+    return pool["used_bytes"] // pool["pages"] - PAGE_HEADER_BYTES if pool["pages"] else 0

@@ -1,0 +1,213 @@
+"""Everything the demo starts, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from demo import counters
+from demo.client import MODEL_NAME
+from demo.settings import (
+    BLOCK_TOKENS,
+    ENGINE_BLOCKS,
+    ENGINE_ENVIRONMENT,
+    ENGINE_START_S,
+    MAX_MODEL_LEN,
+    POOL_SIZE,
+    STOP_S,
+    Places,
+)
+
+HOST = "127.0.0.1"
+POLL_S = 0.2
+TAIL_LINES = 25
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+def free_port() -> int:
+    """A port that nobody has at this moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+class Processes:
+    """`orbitkv run vllm serve`, and the cache manager behind it."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        # A socket's path is short, and its directory is its owner's alone: mkdtemp gives both.
+        self.directory = Path(tempfile.mkdtemp(prefix="orbitkv-demo-"))
+        self.socket = self.directory / "manager.sock"
+        self.port = free_port()
+        self._manager_http = f"{HOST}:{free_port()}"
+        self.engine_log = places.out / "engine.log"
+        self.manager_log = places.out / "manager.log"
+        self._run: subprocess.Popen[bytes] | None = None
+        self._manager: subprocess.Popen[bytes] | None = None
+
+    @property
+    def engine(self) -> str:
+        """Base address of the engine."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def manager(self) -> str:
+        """Base address of the cache manager."""
+        return f"http://{self._manager_http}"
+
+    def start(self) -> None:
+        """One command: it starts the manager, then the engine."""
+        orbitkv = [self._places.program("orbitkv"), "run", "--socket", self.socket]
+        orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        engine = ["vllm", "serve", self._places.model, "--served-model-name", MODEL_NAME]
+        engine += ["--host", HOST, "--port", self.port, "--enforce-eager", "--enable-prompt-tokens-details"]
+        engine += ["--block-size", BLOCK_TOKENS, "--max-model-len", MAX_MODEL_LEN]
+        engine += ["--num-gpu-blocks-override", ENGINE_BLOCKS]
+        self._run = self._spawn([*orbitkv, "--", *engine], self.engine_log, "wb")
+
+    def _spawn(self, command: list[object], log: Path, mode: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **ENGINE_ENVIRONMENT}
+        environment["PATH"] = f"{self._places.programs}:{environment.get('PATH', '')}"
+        with log.open(mode) as output:
+            return subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                # A session of its own: Ctrl-C is for the demo, which then stops them in order.
+                start_new_session=True,
+            )
+
+    def wait_healthy(self, progress: Callable[[float], None]) -> None:
+        """Waits until the engine serves."""
+        self.wait_until(
+            "the engine serves", lambda: counters.is_healthy(self.engine), ENGINE_START_S, progress
+        )
+
+    def wait_until(
+        self,
+        what: str,
+        holds: Callable[[], bool],
+        patience_s: float,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """Waits until `holds()`; `DemoError` when the time is over, or a process ended meanwhile."""
+        begun = time.monotonic()
+        while not holds():
+            self.require_alive()
+            passed_s = time.monotonic() - begun
+            if passed_s > patience_s:
+                raise DemoError(f"waited {passed_s:.0f} s in vain until {what}")
+            progress(passed_s)
+            time.sleep(POLL_S)
+
+    def require_alive(self) -> None:
+        """`DemoError` if something that must run has ended."""
+        for name, process in (("orbitkv run", self._run), ("the restarted cache manager", self._manager)):
+            if process is not None and process.poll() is not None:
+                raise DemoError(f"{name} ended with {process.returncode}")
+
+    def active_instance(self) -> dict[str, object] | None:
+        """The engine as the manager sees it, once hits and saves are on."""
+        try:
+            instances = counters.status(self.manager)["instances"]
+        except counters.CountersError:
+            return None
+        return next((row for row in instances if row["active"]), None)
+
+    def restart_manager(self) -> None:
+        """Ends the manager that `orbitkv run` has started, and starts another in its place."""
+        pid = self._noted_manager()
+        if pid is None:
+            raise DemoError(f"{self.socket}.json does not name the cache manager")
+        os.kill(pid, signal.SIGTERM)
+        self.wait_until("the cache manager ends", lambda: not is_running(pid), STOP_S)
+        self._keep_first_log()
+        command = [self._places.program("orbitkv-cache-manager"), "--socket", self.socket]
+        command += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        self._manager = self._spawn(command, self.manager_log, "ab")
+
+    def stop_engine(self) -> None:
+        """Asks `orbitkv run` to end, as Ctrl-C would. A manager that the demo has started stays."""
+        if self._run is not None:
+            end(self._run, group=True)
+            self._run = None
+
+    def close(self) -> None:
+        """Ends everything that is left, whatever state it is in."""
+        noted = self._noted_manager()
+        self.stop_engine()
+        if self._manager is not None:
+            end(self._manager, group=False)
+            self._manager = None
+        # A manager whose `orbitkv run` had to be killed.
+        if noted is not None and is_running(noted):
+            os.kill(noted, signal.SIGKILL)
+        self._keep_first_log()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _noted_manager(self) -> int | None:
+        """Process id of the manager that `orbitkv run` has started, while it lives."""
+        try:
+            pid = json.loads(Path(f"{self.socket}.json").read_text())["pid"]
+        except (OSError, ValueError, KeyError):
+            return None
+        return pid if is_running(pid) else None
+
+    def _keep_first_log(self) -> None:
+        """`orbitkv run` keeps the manager's log beside the socket, which goes away."""
+        log = Path(f"{self.socket}.log")
+        if log.exists():
+            with self.manager_log.open("ab") as kept:
+                kept.write(log.read_bytes())
+            log.unlink()
+
+    def tails(self) -> str:
+        """The last lines of every log, and where the logs are."""
+        parts = []
+        beside = Path(f"{self.socket}.log")
+        for log in (self.engine_log, self.manager_log, beside):
+            if log.exists():
+                lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+                parts.append("\n".join([f"--- last lines of {log}", *lines]))
+        return "\n".join(parts)
+
+
+def is_running(pid: int) -> bool:
+    """Whether that process is a cache manager, and no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # The kernel cuts names after 15 bytes.
+    name, _, rest = stat.partition(") ")
+    return name.endswith("(orbitkv-cache-m") and not rest.startswith("Z")
+
+
+def end(process: subprocess.Popen[bytes], group: bool) -> None:
+    """SIGTERM, time to end, then SIGKILL to what is left; `group`: to its whole process group."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if group:
+        # The demo has started this group, and its leader is gone: what is in it was left behind.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

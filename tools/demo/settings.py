@@ -1,0 +1,56 @@
+"""Sizes and places of the demo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BLOCK_TOKENS = 32
+MAX_MODEL_LEN = 2048
+# KV blocks of the engine: 8,160 tokens and the one block it keeps for itself. Less than the demo's
+# prompts hold, so that new prompts press out old ones, and room for four of the longest at once.
+ENGINE_BLOCKS = 256
+ENGINE_TOKENS = (ENGINE_BLOCKS - 1) * BLOCK_TOKENS
+POOL_SIZE = "512mib"
+OUTPUT_TOKENS = 16
+
+PREFIX_TOKENS = (256, 512, 768, 1024, 1280, 1536)
+SAMPLES_PER_LENGTH = 3
+
+MIN_FREE_DISK_BYTES = 1_000_000_000
+MIN_FREE_MEMORY_BYTES = 5_000_000_000
+
+ENGINE_START_S = 240.0
+REQUEST_S = 90.0
+ATTACH_S = 30.0
+DRAIN_S = 5.0
+STOP_S = 20.0
+
+# What the engine needs on a machine without a GPU and without a network.
+ENGINE_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # More threads than idle cores make the CPU backend ten times slower.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "NO_PROXY": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are: programs, model and results."""
+
+    programs: Path
+    model: Path = ROOT / ".venv" / "models" / "tiny-qwen3"
+    out: Path = ROOT / "out" / "demo"
+
+    def program(self, name: str) -> Path:
+        """A program of the engine's environment."""
+        return self.programs / name
