@@ -71,13 +71,6 @@ pub enum ClaimError {
     },
 }
 
-/// Where the socket is when nobody says otherwise.
-#[must_use]
-pub fn default_socket() -> PathBuf {
-    let uid = rustix::process::geteuid().as_raw();
-    orbitkv_wire::default_socket(std::env::var_os("XDG_RUNTIME_DIR").as_deref(), uid)
-}
-
 /// The right to serve on a path. Dropping it removes socket and lock.
 #[derive(Debug)]
 pub struct Claim {

@@ -1,10 +1,12 @@
-//! The hold point `query_reply`: while a test holds it, answers to queries wait here in order.
+//! The hold point `query_reply`: while a test holds it, answers to queries wait here in order. With the
+//! switch `query_reply_first` set to N at most N of them wait, and later ones overtake those.
 
 use crate::waker::Waker;
 use orbitkv_core::{OperationId, OperationOutcome, Revision, SessionId};
 use std::collections::VecDeque;
 
 const POINT: &str = "query_reply";
+const FIRST: &str = "query_reply_first";
 
 pub(crate) type Answer = (SessionId, OperationId, Revision, OperationOutcome);
 
@@ -26,11 +28,17 @@ impl Parked {
 
     /// Takes one answer in and returns those that may be sent now.
     pub(crate) fn park(&mut self, answer: Answer) -> VecDeque<Answer> {
-        self.0.push_back(answer);
-        if orbitkv_holds::is_held(POINT) {
-            orbitkv_holds::note_reached(POINT);
+        if !orbitkv_holds::is_held(POINT) {
+            self.0.push_back(answer);
+            return self.take_released();
         }
-        self.take_released()
+        let most = orbitkv_holds::switch(FIRST).and_then(|most| most.parse().ok());
+        if self.0.len() >= most.unwrap_or(usize::MAX) {
+            return VecDeque::from([answer]);
+        }
+        self.0.push_back(answer);
+        orbitkv_holds::note_reached(POINT);
+        VecDeque::new()
     }
 
     /// All of them, unless the point is held.

@@ -34,7 +34,7 @@ mod waker;
 
 pub use amount::{Amount, AmountError};
 pub use args::{Args, HttpAddress, LogFormat, LogLevel};
-pub use claim::{Claim, ClaimError, default_socket};
+pub use claim::{Claim, ClaimError};
 pub use manager::{StartError, run};
 pub use server::ServerError;
 pub use settings::{SettingsError, config};

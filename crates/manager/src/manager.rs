@@ -2,7 +2,7 @@
 
 use crate::admin::Admin;
 use crate::args::{Args, HttpAddress};
-use crate::claim::{Claim, ClaimError, default_socket};
+use crate::claim::{Claim, ClaimError};
 use crate::server::{Parts, Server, ServerError};
 use crate::settings::{self, SettingsError};
 use crate::waker::Waker;
@@ -80,8 +80,15 @@ pub fn run(args: &Args) -> Result<(), StartError> {
     raise_descriptor_limit();
     // Before the socket exists, so that a signal never leaves it behind.
     let signals = signal_pipe().map_err(failed("signals"))?;
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let socket = args.socket.clone().unwrap_or_else(|| {
+        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+        orbitkv_wire::default_socket(runtime_dir.as_deref(), rustix::process::geteuid().as_raw())
+    });
     let (claim, listener) = Claim::take(&socket)?;
+    if let Some(path) = &args.ready_file {
+        // Of a manager that crashed. Only now: the one of a manager that serves must stay.
+        let _ = std::fs::remove_file(path);
+    }
     let web = match args.http_addr {
         HttpAddress::Off => None,
         HttpAddress::At(address) => {

@@ -26,6 +26,11 @@ impl Core {
         if self.grow(class, effects) {
             return Room::Soon;
         }
+        while self.reclaim_empty(class, effects) {
+            if self.grow(class, effects) {
+                return Room::Soon;
+            }
+        }
         let pool = Pool { namespace: class.namespace, slot_bytes: class.slot_bytes };
         if self.planted(Plant::EvictLeased) && self.evict_leased(pool) {
             return Room::Now;
@@ -53,6 +58,22 @@ impl Core {
         self.mark(Mark::Evicted);
         self.counters.evicted_pages += 1;
         self.condemn(page);
+    }
+
+    /// Drops a segment of another class in which nothing is left, as after a reset: no page of it can be
+    /// a victim, so eviction alone would never give it back.
+    fn reclaim_empty(&mut self, class: Class, effects: &mut Vec<Effect>) -> bool {
+        if self.now < self.grow_after {
+            return false;
+        }
+        let mut others = self.slots.segments.iter().filter(|(_, s)| s.class != class);
+        let Some((&segment, _)) = others.find(|(_, s)| s.ready && s.empty()) else {
+            return false;
+        };
+        self.drop_segment(segment);
+        effects.push(Effect::DropSegment { segment });
+        self.mark(Mark::SegmentReclaimed);
+        true
     }
 
     /// Empties the segment of the coldest page outside `pool`, if nothing in it must stay. Children that
