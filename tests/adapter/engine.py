@@ -171,6 +171,13 @@ def output(
     return result
 
 
+def report(step: int) -> KVConnectorOutput:
+    """A worker's report that `step` has ended."""
+    from orbitkv.vllm.metadata import WorkerReport
+
+    return KVConnectorOutput(kv_connector_worker_meta=WorkerReport(step))
+
+
 class Engine:
     """Both sides of a connector, stepped in the engine's callback order."""
 

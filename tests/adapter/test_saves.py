@@ -100,6 +100,38 @@ def test_what_was_computed_on_a_failed_restore_is_not_saved(
     assert manager.pages[b.block_hashes[3]] == engine.content(table[3])
 
 
+def test_other_requests_of_a_failed_step_are_saved_when_computed_again(
+    make_engine: Any, mini: Any, manager: Any
+) -> None:
+    """Another request may have read the failed blocks as a local hit, so its pages of that step are not
+    trusted. They are offered again later, when the engine has said what they are worth."""
+    engine = make_engine(load_mode="sync")
+    engine.compute_and_save(request(mini, "a", TOKENS[:12]))
+    b, c = engine.add(request(mini, "b")), engine.add(request(mini, "c", list(range(10))))
+    engine.match(b)
+    engine.match(c)
+    tables = engine.allocate(b, 12), engine.allocate(c, 0)
+    manager.fail_blocks = {tables[0][0]}
+    engine.step(mini.output(new=[(b, tables[0], 12, 6), (c, tables[1], 0, 10)]), has_sync=True)
+    engine.step(mini.output(cached=[(c, [], 10, 1)]))
+    assert not set(c.block_hashes) & set(manager.pages)
+    engine.step()
+    assert set(c.block_hashes) <= set(manager.pages)
+
+
+def test_step_still_running_saves_nothing(engine: Any, mini: Any, manager: Any) -> None:
+    """With asynchronous scheduling the next step is built before the last one has ended."""
+    a = engine.add(request(mini, "a"))
+    engine.match(a)
+    table = engine.allocate(a, 0)
+    connector = engine.connector
+    connector.build_connector_meta(mini.output(new=[(a, table, 0, 18)]))
+    assert connector.build_connector_meta(mini.output(cached=[(a, [], 18, 1)])).saves == []
+    connector.update_connector_output(mini.report(step=1))
+    (order,) = connector.build_connector_meta(mini.output()).saves
+    assert order.blocks == table[:4]
+
+
 def test_existing_busy_and_refused_pages(engine: Any, mini: Any, manager: Any) -> None:
     a = request(mini, "a", skip_reading_prefix_cache=True)
     manager.pages[a.block_hashes[0]] = b""
