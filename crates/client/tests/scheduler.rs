@@ -234,7 +234,7 @@ fn a_reservation_dropped_before_its_answer_gives_everything_back() {
     peer.grant(asked.operation(), 2, 6);
     match peer.next().to_manager() {
         ToManager::Abort(slots) => {
-            assert_eq!(slots.iter().map(|s| s.index.get()).collect::<Vec<_>>(), [6, 7])
+            assert_eq!(slots.iter().map(|s| s.index.get()).collect::<Vec<_>>(), [6, 7]);
         }
         other => panic!("{other:?}"),
     }
