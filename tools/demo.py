@@ -107,22 +107,15 @@ def play(processes: Processes) -> report.Outcome:
     engine, self_test = start(processes)
     client = Client(HOST, processes.port)
     stage = Stage(processes, client, say)
-    say("one request to warm the engine up")
-    client.complete(workload.Request("warm-up", workload.tokens("warm-up", 300), 300))
+    say("warming the engine up")
+    client.complete_all(workload.warm_up_requests(), 1)
     serial, concurrent = workload.serial_requests(), workload.concurrent_requests()
     everything = [*serial, *concurrent]
 
     cold = stage.play("cold", serial, concurrent)
     stage.press("before the second round")
     restored = stage.play("pressed out", serial, concurrent)
-    identical, notes = {}, []
-
-    def compared(played: compare.Round) -> None:
-        verdict = compare.judge(stage, cold, played, everything, say)
-        identical[played.name] = verdict.identical
-        notes.extend(verdict.notes)
-
-    compared(restored)
+    verdicts = {restored.name: compare.judge(stage, cold, restored, everything, say)}
     stage.press("before the third round")
     say("restarting the cache manager; the engine stays")
     processes.restart_manager()
@@ -132,10 +125,10 @@ def play(processes: Processes) -> report.Outcome:
     restarted = stage.play("manager restarted", serial, concurrent)
     stage.press("before the last round")
     again = stage.play("pressed out again", serial[: len(serial) // 3], [])
-    compared(restarted)
-    compared(again)
+    for played in (restarted, again):
+        verdicts[played.name] = compare.judge(stage, cold, played, everything, say)
     drains = [played.drain for played in (cold, restored, restarted, again)]
-    return report.Outcome(engine, self_test, cold, restored, restarted, again, identical, drains, notes)
+    return report.Outcome(engine, self_test, cold, restored, restarted, again, verdicts, drains)
 
 
 def finish(processes: Processes, places: Places, outcome: report.Outcome) -> int:
@@ -144,7 +137,7 @@ def finish(processes: Processes, places: Places, outcome: report.Outcome) -> int
     processes.stop_engine()
     outcome.drains.append(drain.check("engine stopped", lambda: counters.status(processes.manager)))
     processes.close()
-    for note in outcome.notes:
+    for note in (note for verdict in outcome.verdicts.values() for note in verdict.notes):
         say(note)
     result = report.summary(outcome)
     plot.draw(places.out / "ttft.png", outcome.engine, outcome.cold.serial, outcome.restored.serial)

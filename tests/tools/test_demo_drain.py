@@ -20,9 +20,9 @@ BUSY: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     ("query_speculative_reserved_bytes", lambda r: r["query"].update(speculative_reserved_bytes=1)),
     (
         "query_reserved_bytes_by_phase[restoring]",
-        lambda r: r["query"].update(reserved_bytes_by_phase=[["ready", 0], ["restoring", 1]]),
+        lambda r: r["query"].update(reserved_bytes_by_phase={"ready": 0, "restoring": 1}),
     ),
-    ("operations[draining]", lambda r: r["query"].update(operations=[["draining", 1]])),
+    ("operations[draining]", lambda r: r["query"].update(operations={"draining": 1})),
     ("leases", lambda r: r["query"].update(leases=1)),
     ("save_reservations", lambda r: r["save"].update(reservations=1)),
     ("save_inflight_bytes", lambda r: r["save"].update(inflight_bytes=1)),

@@ -9,6 +9,7 @@ import pytest
 
 from demo import plot, report
 from demo.client import Answer
+from demo.compare import Verdict
 from demo.counters import Counters
 from demo.drain import Drain
 from demo.rounds import Phase, Round
@@ -38,7 +39,7 @@ def outcome() -> report.Outcome:
         played("manager restarted", COLD, 50, 0),
         played("pressed out again", HIT, 12, 256),
     ]
-    same = dict.fromkeys(["pressed out", "manager restarted", "pressed out again"], True)
+    same = {played.name: Verdict(True, []) for played in rounds[1:]}
     return report.Outcome("vllm 0.29.0", "passed", *rounds, same, [r.drain for r in rounds])
 
 
@@ -70,7 +71,7 @@ def test_a_good_outcome_has_no_problem() -> None:
             {"restored": played("pressed out", replace(HIT, local_tokens=32), 10, 256)},
             "the engine itself still held 32 tokens",
         ),
-        ({"identical": {"pressed out": False}}, "pressed out: outputs differ"),
+        ({"verdicts": {"pressed out": Verdict(False, [])}}, "pressed out: outputs differ"),
         ({"drains": [Drain("cold", 5.1, {"leases": 1})]}, "not drained after 5.1 s: leases = 1"),
         ({"self_test": "passed on 0 of 1 ranks"}, "the self-test did not pass"),
     ],
@@ -80,7 +81,7 @@ def test_each_failure_is_named(change: dict[str, object], problem: str) -> None:
 
 
 def test_failures_show_in_the_summary() -> None:
-    bad = replace(outcome(), identical={"a": False}, drains=[Drain("x", 6, {"leases": 1})])
+    bad = replace(outcome(), verdicts={"a": Verdict(False, [])}, drains=[Drain("x", 6, {"leases": 1})])
     result = report.summary(bad)
     assert (result["outputs_identical"], result["drained"]) == (False, False)
 
@@ -97,6 +98,18 @@ def test_table_has_a_line_a_phase_with_bytes_from_the_page_size() -> None:
     assert lines[2].endswith("reference")
     assert lines[3].endswith("identical")
     assert len({len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cell"),
+    [
+        (Verdict(True, [], ["256 tokens"]), "1 differ by batch"),
+        (Verdict(False, [], ["256 tokens", "512 tokens"]), "2 DIFFERENT"),
+    ],
+)
+def test_a_difference_shows_in_the_table_even_if_the_batch_made_it(verdict: Verdict, cell: str) -> None:
+    text = report.table(replace(outcome(), verdicts={"pressed out": verdict}))
+    assert text.splitlines()[3].endswith(cell)
 
 
 def test_the_plot_is_an_image(tmp_path: Path) -> None:

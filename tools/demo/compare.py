@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from demo.rounds import Phase, Round, Stage
 from demo.workload import Request
@@ -15,6 +15,8 @@ class Verdict:
 
     identical: bool
     notes: list[str]
+    # Requests whose output was not that of the cold round, whatever the reason.
+    differing: list[str] = field(default_factory=list)
 
 
 def differing(cold: Round, other: Round) -> list[str]:
@@ -37,7 +39,7 @@ def judge(
     stage.press(f"control of {other.name}")
     restored = stage.phase(suspects, 1)
     native = stage.phase(suspects, 1, salt=f"control {other.name}")
-    return Verdict(*weigh(other.name, notes, restored, native))
+    return Verdict(*weigh(other.name, notes, restored, native), names)
 
 
 def native_note(stage: Stage, cold: Round, other: Round, names: list[str]) -> str:

@@ -46,9 +46,9 @@ def gauges(report: dict[str, Any]) -> dict[str, int]:
         "pool_quarantined_bytes": report["pool"]["quarantined_bytes"],
         "sessions_unfinished": report["sessions"]["unfinished"],
     }
-    for phase, value in query["reserved_bytes_by_phase"]:
+    for phase, value in query["reserved_bytes_by_phase"].items():
         found[f"query_reserved_bytes_by_phase[{phase}]"] = value
-    for phase, value in query["operations"]:
+    for phase, value in query["operations"].items():
         found[f"operations[{phase}]"] = value
     return found
 

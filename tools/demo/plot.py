@@ -52,7 +52,7 @@ def draw(path: Path, engine: str, cold: Sequence[Answer], restored: Sequence[Ans
         )
     lengths = list(by_length(cold))
     axes.set_xticks(lengths)
-    axes.set_xlim(min(lengths) - 60, max(lengths) * 1.27)
+    axes.set_xlim(min(lengths) - 60, max(lengths) * 1.32)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("prefix length (tokens)", color=INK)
     axes.set_ylabel("time to first token (ms)", color=INK)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from demo.client import Answer
+from demo.compare import Verdict
 from demo.drain import Drain
 from demo.rounds import Phase, Round
 
@@ -22,9 +23,9 @@ class Outcome:
     restored: Round
     restarted: Round
     again: Round
-    identical: dict[str, bool]
+    # By name of the round; the cold one is what the others are compared with.
+    verdicts: dict[str, Verdict]
     drains: list[Drain]
-    notes: list[str] = field(default_factory=list)
 
     @property
     def rounds(self) -> list[Round]:
@@ -44,7 +45,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     counted = [played.counted for played in outcome.rounds]
     return {
         "engine": outcome.engine,
-        "outputs_identical": all(outcome.identical.values()),
+        "outputs_identical": all(verdict.identical for verdict in outcome.verdicts.values()),
         "restored_tokens": sum(count.restored_tokens for count in counted),
         "ttft_ms": {"cold": rounded(cold), "restored": rounded(restored)},
         "tiers": {
@@ -78,7 +79,7 @@ def problems(outcome: Outcome) -> list[str]:
             found.append(
                 f"{played.name}: the engine itself still held {local} tokens: it was not pressed out"
             )
-    found += [f"{name}: outputs differ" for name, same in outcome.identical.items() if not same]
+    found += [f"{name}: outputs differ" for name, v in outcome.verdicts.items() if not v.identical]
     found += [str(drain) for drain in outcome.drains if not drain.drained]
     return found
 
@@ -102,9 +103,8 @@ def table(outcome: Outcome) -> str:
     heads += ["computed", "engine's own", "restored", "restored bytes", "saved bytes", "outputs"]
     rows = [heads]
     for played in outcome.rounds:
-        same = outcome.identical.get(played.name)
-        verdict = "reference" if same is None else "identical" if same else "DIFFERENT"
-        rows += [row(played, phase, verdict) for phase in played.phases]
+        verdict = outcome.verdicts.get(played.name)
+        rows += [row(played, phase, equality(phase, verdict)) for phase in played.phases]
     widths = [max(len(line[column]) for line in rows) for column in range(len(heads))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
     # The first column is text.
@@ -112,7 +112,17 @@ def table(outcome: Outcome) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def row(played: Round, phase: Phase, verdict: str) -> list[str]:
+def equality(phase: Phase, verdict: Verdict | None) -> str:
+    """How the outputs of a phase compare with the cold round."""
+    if verdict is None:
+        return "reference"
+    count = sum(answer.request.name in verdict.differing for answer in phase.answers)
+    if count == 0:
+        return "identical"
+    return f"{count} differ by batch" if verdict.identical else f"{count} DIFFERENT"
+
+
+def row(played: Round, phase: Phase, outputs: str) -> list[str]:
     """Cells of one phase."""
     counted = phase.counted
     median = ttft_ms(phase.answers)
@@ -127,7 +137,7 @@ def row(played: Round, phase: Phase, verdict: str) -> list[str]:
         f"{counted.restored_tokens:,}",
         human_bytes(counted.restored_pages * played.page_bytes),
         human_bytes(counted.saved_pages * played.page_bytes),
-        verdict,
+        outputs,
     ]
 
 

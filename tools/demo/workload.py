@@ -38,6 +38,12 @@ def suffix(name: str) -> tuple[int, ...]:
     return tokens(f"suffix {name}", 17 + random.Random(name).randrange(24))
 
 
+def warm_up_requests() -> list[Request]:
+    """A short and a long prompt: the first of a size pays for what the engine prepares lazily."""
+    lengths = (min(PREFIX_TOKENS), max(PREFIX_TOKENS))
+    return [Request(f"warm-up {count}", tokens(f"warm-up {count}", count), 0) for count in lengths]
+
+
 def serial_requests() -> list[Request]:
     """Prompts with nothing in common, sent one at a time: these are timed by length."""
     requests = []
