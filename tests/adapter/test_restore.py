@@ -208,6 +208,23 @@ def test_sync_load_that_does_not_land_is_stopped(make_engine: Any, mini: Any, ma
     assert engine.invalid[-1] == set(table[:4])
 
 
+def test_sync_load_that_lands_after_its_layer_was_read_is_not_trusted(
+    make_engine: Any, mini: Any, manager: Any
+) -> None:
+    engine = make_engine(load_mode="sync", layer_wait_ms=1)
+    engine.compute_and_save(request(mini, "a"))
+    b = engine.add(request(mini, "b"))
+    engine.match(b)
+    table = engine.allocate(b, 16)
+    manager.hold_loads = True
+
+    def forward() -> None:
+        manager.hold_loads = False
+
+    engine.step(mini.output(new=[(b, table, 16, 2)]), forward, has_sync=True)
+    assert engine.invalid[-1] == set(table[:4])
+
+
 def test_layers_the_engine_never_asked_for_are_not_trusted(make_engine: Any, mini: Any, manager: Any) -> None:
     engine = make_engine(load_mode="sync")
     engine.compute_and_save(request(mini, "a"))
