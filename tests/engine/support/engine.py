@@ -16,7 +16,6 @@ from support.wait import wait_until
 
 # Prompts that only fill memory have seeds no test uses.
 FILLER_SEED = 1_000_000
-MAX_STEPS = 5_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class EngineSettings:
     max_num_seqs: int = 8
     connector: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    # False where the manager is not there yet, or the cache is not meant to become active.
+    wait_active: bool = True
 
 
 class Engine:
@@ -47,14 +48,14 @@ class Engine:
     def __init__(self, manager: Manager | None, settings: EngineSettings | None = None) -> None:
         self.settings = settings or EngineSettings()
         self.manager = manager
-        self.llm = _build(manager, self.settings)
+        self.llm = build_llm(manager, self.settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
         self.kv = KvMemory(self.llm)
         self._results: dict[str, Result] = {}
         self._internal_ids: dict[str, str] = {}
         self._fillers = 0
-        if manager is not None:
+        if manager is not None and self.settings.wait_active:
             self.wait_active()
 
     def close(self) -> None:
@@ -100,6 +101,14 @@ class Engine:
     def step_until(self, look: Callable[[], Any], what: str, **wait: Any) -> Any:
         """Steps until `look` is true."""
         return wait_until(look, what, meanwhile=self.step, **wait)
+
+    def unfinished(self, names: Iterable[str], steps: int) -> set[str]:
+        """Those of the requests that have not ended after so many steps."""
+        for _ in range(steps):
+            if not set(names) - set(self._results):
+                break
+            self.step()
+        return set(names) - set(self._results)
 
     def finish(self, names: Iterable[str]) -> dict[str, Result]:
         """Steps until these requests have ended; their results."""
@@ -184,7 +193,8 @@ def scheduler_client(engine: Engine) -> Any:
     return engine.scheduler.connector._scheduler._client
 
 
-def _build(manager: Manager | None, settings: EngineSettings) -> Any:
+def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
+    """The `LLM` alone, where the environment puts its processes."""
     from vllm import LLM
     from vllm.config import KVTransferConfig
 

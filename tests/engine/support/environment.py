@@ -13,6 +13,8 @@ ENGINE_ENVIRONMENT = {
     # More threads than idle cores make the CPU backend ten times slower.
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Prompt log probabilities would compile a kernel with the C++ compiler first.
+    "TORCHDYNAMO_DISABLE": "1",
     "NO_PROXY": "127.0.0.1",
     # Scheduler, worker and test share one process and one thread: a test steps the engine itself.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -20,8 +20,9 @@ def drain_gauges(status: dict[str, Any]) -> dict[str, int]:
         "pool_quarantined_bytes": status["pool"]["quarantined_bytes"],
         "sessions_unfinished": status["sessions"]["unfinished"],
     }
-    gauges |= {f"query_reserved_bytes{{{phase}}}": value for phase, value in query["reserved_bytes_by_phase"]}
-    gauges |= {f"operations{{{phase}}}": value for phase, value in query["operations"]}
+    by_phase = query["reserved_bytes_by_phase"]
+    gauges |= {f"query_reserved_bytes{{{phase}}}": value for phase, value in by_phase.items()}
+    gauges |= {f"operations{{{phase}}}": value for phase, value in query["operations"].items()}
     return gauges
 
 

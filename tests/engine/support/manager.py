@@ -22,16 +22,27 @@ HTTP_S = 10.0
 
 class Manager:
     """`orbitkv-cache-manager` on a socket in `directory`, which must have a short name. `restart` replaces
-    the process by another on the same socket."""
+    the process by another on the same socket.
 
-    def __init__(self, directory: Path, *, pool_size: str = "128mb", flags: tuple[str, ...] = ()) -> None:
+    The pool is one segment unless `segment_size` says otherwise: while a pool grows, pages may find no slot
+    and stay unsaved, and a test that counts pages must not depend on that."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        pool_size: str = "128mib",
+        segment_size: str | None = None,
+        flags: tuple[str, ...] = (),
+    ) -> None:
         self.directory = directory
         self.socket = directory / "manager.sock"
         self.log_path = directory / "manager.log"
         self._ready = directory / "ready.json"
-        self._flags = ["--pool-size", pool_size, *flags]
+        self._flags = ["--pool-size", pool_size, "--segment-size", segment_size or pool_size, *flags]
         self._process: subprocess.Popen[bytes] | None = None
         self._http = ""
+        self._attached_pid: int | None = None
 
     # Life ---------------------------------------------------------------------------------------------------
 
@@ -50,6 +61,12 @@ class Manager:
         self._http = json.loads(self._ready.read_text())["http"]
         return self
 
+    def attach(self, ready_file: Path | None = None) -> Manager:
+        """Views only, of a process that somebody else has started in `directory`."""
+        note = json.loads((ready_file or self._ready).read_text())
+        self._http, self._attached_pid = note["http"], note["pid"]
+        return self
+
     def _is_ready(self) -> bool:
         assert self._process is not None
         code = self._process.poll()
@@ -59,8 +76,15 @@ class Manager:
     @property
     def pid(self) -> int:
         """Of the running process."""
-        assert self._process is not None
+        if self._process is None:
+            assert self._attached_pid is not None, "neither started nor attached"
+            return self._attached_pid
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def holds(self) -> Holds:

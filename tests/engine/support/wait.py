@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 POLL_S = 0.005
 # Long enough for a machine that is busy with something else; only a failing test waits that long.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def wait_until(

@@ -1,0 +1,105 @@
+"""An object in a process of its own, which a test may stop or kill."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from support.engine import Engine, EngineSettings
+from support.holds import Holds
+from support.manager import Manager
+
+# Imports of an engine included, on a busy machine.
+START_S = 120.0
+CALL_S = 60.0
+
+
+class Child:
+    """`build(*arguments)` in a new process; `call` calls methods of what it returned there."""
+
+    def __init__(self, test_dir: Path, build: Callable[..., Any], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, build, arguments), name="child")
+        self._process.start()
+        theirs.close()
+        self._test_dir = test_dir
+        self._answer(START_S)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        pid = self._process.pid
+        assert pid is not None
+        return pid
+
+    @property
+    def holds(self) -> Holds:
+        """Its hold points."""
+        return Holds(self._test_dir, self.pid)
+
+    def call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Calls a method there; the result travels back."""
+        self._pipe.send((method, arguments, options))
+        return self._answer(CALL_S)
+
+    def step_until(self, look: Callable[[], bool], what: str) -> None:
+        """Steps an engine until `look` is true here."""
+        for _ in range(1000):
+            if look():
+                return
+            self.call("step")
+        raise AssertionError(f"the child never came to it: {what}")
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for its end."""
+        self._process.kill()
+        self._process.join()
+
+    def close(self) -> None:
+        """Ends it in whatever state."""
+        self.kill()
+        self._pipe.close()
+
+    def _answer(self, within_s: float) -> Any:
+        assert self._pipe.poll(within_s), f"the child did not answer within {within_s} s"
+        error, result = self._pipe.recv()
+        assert error is None, f"the child failed:\n{error}"
+        return result
+
+
+def build_engine(manager_directory: Path, settings: dict[str, Any]) -> Engine:
+    """For `Child`: an engine on a running manager; its views of the manager work there too."""
+    return Engine(Manager(manager_directory).attach(), EngineSettings(**settings))
+
+
+def _serve(pipe: Connection, build: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    served: Any = None
+
+    def answer(work: Callable[[], Any]) -> None:
+        try:
+            pipe.send((None, work()))
+        except Exception:  # noqa: BLE001 - the test at the other end wants to read it
+            pipe.send((traceback.format_exc(), None))
+
+    def start() -> None:
+        nonlocal served
+        served = build(*arguments)
+
+    answer(start)
+    while True:
+        try:
+            method, args, options = pipe.recv()
+        except EOFError:
+            return
+        answer(lambda method=method, args=args, options=options: getattr(served, method)(*args, **options))

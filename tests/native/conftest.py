@@ -1,0 +1,73 @@
+"""Fixtures of the tests on a real manager with scripted clients: no engine, no model, plain memory. They need
+a wheel with test hooks, which `make test` puts on their paths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+# The manager process, hold points and waits are those of the engine tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
+
+from scripted import Instance
+from support.holds import Holds
+from support.manager import Manager
+
+
+@pytest.fixture(scope="session")
+def test_dir() -> Iterator[Path]:
+    """Where hold points of this process are reached. A process listens in one directory for all its life."""
+    directory = Path(tempfile.mkdtemp(prefix="okv-"))
+    os.environ["ORBITKV_TEST_DIR"] = str(directory)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def new_manager(test_dir: Path) -> Iterator[Callable[..., Manager]]:
+    """Starts managers that end with the test; keywords are those of `Manager`."""
+    managers: list[Manager] = []
+
+    def start(**options: object) -> Manager:
+        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
+        managers.append(Manager(directory, **options).start())
+        return managers[-1]
+
+    yield start
+    for manager in managers:
+        manager.stop()
+
+
+@pytest.fixture
+def manager(new_manager: Callable[..., Manager]) -> Manager:
+    """One manager for the test, with room for the segments of several namespaces."""
+    return new_manager(pool_size="16mib", segment_size="2mib")
+
+
+@pytest.fixture
+def new_instance(new_manager: Callable[..., Manager]) -> Iterator[Callable[..., Instance]]:
+    """Connects instances; keywords are those of `Instance`. They end before the managers do."""
+    instances: list[Instance] = []
+
+    def connect(manager: Manager, **options: object) -> Instance:
+        instances.append(Instance(manager.socket, **options).wait_active())
+        return instances[-1]
+
+    yield connect
+    for instance in instances:
+        instance.close()
+
+
+@pytest.fixture
+def holds(test_dir: Path) -> Iterator[Holds]:
+    """Hold points of this process, where scripted workers copy. All of them end with the test."""
+    holds = Holds(test_dir)
+    yield holds
+    holds.clear()
