@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from typing import Any
@@ -107,13 +108,25 @@ def test_a_difference_is_found() -> None:
     assert compare.differing(played((1, 2)), played((1, 3))) == ["r"]
 
 
+def counted(local: int = 0, restored: int = 0) -> Counters:
+    return dataclasses.replace(Counters.zero(), local_tokens=local, restored_tokens=restored)
+
+
+HELD = Phase(1, answered((1,)), counted(local=32))
+
+
 @pytest.mark.parametrize(
-    ("restored_tokens", "native", "identical"), [(32, (1,), True), (32, (2,), False), (0, (1,), False)]
+    ("own", "restored", "clause"),
+    [
+        (HELD, Phase(1, answered((1,)), counted(restored=32)), ""),
+        (HELD, Phase(1, answered((2,)), counted(restored=32)), "differ: r"),
+        (HELD, Phase(1, answered((1,)), counted()), "restored nothing"),
+        (HELD, Phase(1, answered((1,)), counted(local=32, restored=32)), "own cache as it should"),
+        (Phase(1, answered((1,)), counted()), HELD, "own cache as it should"),
+    ],
+    ids=["equal", "different", "nothing restored", "not pressed out", "not held"],
 )
-def test_only_the_serial_control_decides(
-    restored_tokens: int, native: tuple[int, ...], identical: bool
-) -> None:
-    zero = Counters.zero()
-    counted = Counters(*(restored_tokens if name == "restored_tokens" else 0 for name in vars(zero)))
-    restored = Phase(1, answered((1,)), counted)
-    assert compare.weigh("x", [], restored, Phase(1, answered(native), zero))[0] is identical
+def test_only_a_serial_control_that_restored_acquits(own: Phase, restored: Phase, clause: str) -> None:
+    identical, note = compare.weigh(compare.Control(own, restored))
+    assert identical is (clause == "")
+    assert clause in note

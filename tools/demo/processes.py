@@ -74,6 +74,9 @@ class Processes:
         orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
         engine = ["vllm", "serve", self._places.model, "--served-model-name", MODEL_NAME]
         engine += ["--host", HOST, "--port", self.port, "--enforce-eager", "--enable-prompt-tokens-details"]
+        # In bfloat16, what else is in a batch decides near ties between two tokens now and then. The demo
+        # compares tokens of different batches, so rounding should not be what it shows.
+        engine += ["--dtype", "float32"]
         engine += ["--block-size", BLOCK_TOKENS, "--max-model-len", MAX_MODEL_LEN]
         engine += ["--num-gpu-blocks-override", ENGINE_BLOCKS]
         self._run = self._spawn([*orbitkv, "--", *engine], self.engine_log, "wb")
