@@ -80,6 +80,7 @@ class WorkerSide:
         self._failed_blocks: set[int] = set()
         self._loaded_bytes = 0
         self._load_seconds = 0.0
+        self._said_verdict = ""
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
         """Proves the layout and attaches to the manager. Returns why the cache stays off, or None."""
@@ -111,6 +112,7 @@ class WorkerSide:
     def begin_step(self, metadata: StepMetadata) -> None:
         """Called before anything of this step writes to a block."""
         self.step = metadata.step
+        self._say_verdict()
         fences = list(metadata.fences)
         if metadata.abort_saves:
             fences = [block for save in self._saves.values() for block in save.blocks]
@@ -122,6 +124,14 @@ class WorkerSide:
         for order in metadata.saves:
             if not order.urgent:
                 self._save(order)
+
+    def _say_verdict(self) -> None:
+        """One line when the client's own self-test, which it repeats at each attach, fails."""
+        verdict = self._client.self_test if self._client is not None else ""
+        if verdict != self._said_verdict:
+            self._said_verdict = verdict
+            if verdict.startswith("failed"):
+                logger.warning("OrbitKV off, serving without it: self-test %s", verdict)
 
     def _fence(self, blocks: list[int]) -> None:
         if blocks and self._client is not None:
