@@ -78,3 +78,26 @@ def test_case_a20_chain_longer_than_the_pool_grows_to_it_and_keeps_its_head(
     # The tail made the room, not the head.
     assert instance.found("p", 8) == 3
     manager.assert_drained()
+
+
+def test_case_a20_head_stays_while_the_middle_is_still_being_saved(
+    new_manager: Callable[..., Manager], new_instance: Connect
+) -> None:
+    """The pages between are granted and not yet sealed, so the head looks like a leaf."""
+    manager, instance = pool_of(new_manager, new_instance, 8)
+    wait_until(lambda: instance.save_what_fits("p", 3) and instance.found("p", 3) == 3, "the head is stored")
+    instance.save_what_fits("p", 5, 3)
+    assert instance.found("p", 5) == 5
+    instance.write("p", 8)
+    middle = instance.reserve("p", 8, 5)
+    assert middle.statuses() == [native.GRANT_SLOTS] * 3
+    # The pool is full: all of it is this chain.
+    assert instance.save_what_fits("p", 9, 8) == [native.GRANT_REFUSED]
+    assert instance.found("p", 8) == 5
+    save = instance.workers[0].save(middle.ticket([0, 1, 2]), [5, 6, 7])
+    wait_until(lambda: save.committed() == 3, "the middle is saved")
+    wait_until(lambda: instance.found("p", 9) == 8, "the chain has no hole")
+    # Control: another chain may take the tail.
+    wait_until(lambda: instance.save_what_fits("q", 1) == [native.GRANT_SLOTS], "room for another chain")
+    wait_until(lambda: instance.found("p", 9) == 7, "the tail made the room")
+    manager.assert_drained()
