@@ -162,14 +162,14 @@ fn a_missing_manager_is_said() {
 fn refusals_start_nothing() {
     let world = World::new();
     let other = r#"{"kv_connector":"NixlConnector"}"#;
+    // It is there, so that it is not refused for its absence.
+    world.link("fakes/vllm.py", "sglang");
     for (engine, part) in [
         (&["sglang", "serve", "m"][..], "it supports `vllm serve MODEL …`"),
         (&["vllm", "bench", "serve"], "not `vllm bench`"),
         (&["vllm", "serve", "m", "--kv-transfer-config", other], "NixlConnector"),
         (&["vllm", "serve", "m", "--prefix-caching-hash-algo", "xxhash"], "sha256_cbor"),
     ] {
-        // A program of that name, so that the refusal is not for its absence.
-        let _ = std::fs::copy(world.bin().join("vllm"), world.bin().join(engine[0]));
         let output = world.run(engine, "exit 0").output().unwrap();
         let (out, err) = text(&output);
         assert_eq!((output.status.code(), out.as_str()), (Some(1), ""), "{engine:?}");
@@ -214,10 +214,7 @@ fn the_second_line_says_that_the_cache_is_active() {
 #[test]
 fn a_signal_while_the_manager_starts_ends_everything() {
     let world = World::new();
-    // Never ready: it sleeps under its name.
-    let manager = world.bin().join("orbitkv-cache-manager");
-    std::fs::write(&manager, "#!/bin/sh\necho $$ > \"$(dirname \"$0\")/started\"\nexec sleep 60\n").unwrap();
-    let mut run = world.run(&SERVE, "exit 0").spawn().unwrap();
+    let mut run = world.run(&SERVE, "exit 0").env("FAKE_MANAGER", "never").spawn().unwrap();
     wait_until("the manager has begun", || !world.managers().is_empty());
     common::signal(run.id(), "TERM");
     wait_until("the run ends", || run.try_wait().unwrap().is_some());
@@ -229,9 +226,8 @@ fn a_signal_while_the_manager_starts_ends_everything() {
 fn ctrl_c_at_a_terminal_is_not_sent_twice() {
     let world = World::new();
     // `script` gives the run a terminal; the byte 3 on it is Ctrl-C.
-    if Command::new("script").arg("--version").output().is_err() {
-        return;
-    }
+    let script = Command::new("script").arg("--version").output();
+    assert!(script.is_ok(), "this test needs `script` of util-linux (bsdutils on Debian)");
     let mut terminal = world.orbitkv(&[]);
     let line =
         format!("exec {} run --http-addr 127.0.0.1:0 vllm serve m", world.bin().join("orbitkv").display());

@@ -6,108 +6,41 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Far longer than anything here takes; only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Prints its arguments and environment names, then does as `FAKE_VLLM` says: `exit N`, `sleep`, or
-/// `trap`, which ends with code 7 at the first SIGTERM or SIGINT.
-const VLLM: &str = r#"#!/usr/bin/env python3
-import json, os, signal, sys, time
-signals = []
-def noted(number, frame):
-    signals.append(number)
-todo = os.environ.get("FAKE_VLLM", "exit 0").split()
-if todo[0] == "trap":
-    signal.signal(signal.SIGTERM, noted)
-    signal.signal(signal.SIGINT, noted)
-    signal.signal(signal.SIGHUP, noted)
-print(json.dumps({"argv": sys.argv[1:], "pid": os.getpid(), "environment": sorted(os.environ)}), flush=True)
-if todo[0] == "exit":
-    sys.exit(int(todo[1]))
-if todo[0] == "kill":
-    os.kill(os.getpid(), int(todo[1]))
-until = time.monotonic() + 60
-while time.monotonic() < until and not signals:
-    time.sleep(0.01)
-time.sleep(0.2)
-print(json.dumps({"signals": signals}), flush=True)
-sys.exit(7)
-"#;
-
-/// Listens, answers `/status` with tests/status.json under its own pid, ends at SIGTERM. `FAKE_MANAGER`:
-/// `fail` prints a reason and ends; `deaf` never ends at SIGTERM.
-const MANAGER: &str = r#"#!/usr/bin/env python3
-import argparse, http.server, json, os, pathlib, signal, socket, sys, threading
-p = argparse.ArgumentParser()
-for flag in ("--socket", "--http-addr", "--pool-size", "--ready-file"):
-    p.add_argument(flag, required=True)
-args = p.parse_args()
-mode = os.environ.get("FAKE_MANAGER", "")
-if mode == "fail":
-    print("error: --pool-size is too large for this machine", file=sys.stderr)
-    sys.exit(2)
-home = pathlib.Path(__file__).parent
-report = json.loads((home / "status.json").read_text())
-report["pid"] = os.getpid()
-report["pool_size_flag"] = args.pool_size
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        live = home / "live.json"
-        body = {**report, **(json.loads(live.read_text()) if live.exists() else {})}
-        body = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_):
-        pass
-host, port = args.http_addr.rsplit(":", 1)
-server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
-threading.Thread(target=server.serve_forever, daemon=True).start()
-try:
-    os.unlink(args.socket)
-except FileNotFoundError:
-    pass
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(args.socket)
-listener.listen(64)
-signal.signal(signal.SIGTERM, signal.SIG_IGN if mode == "deaf" else lambda *_: os._exit(0))
-ready = pathlib.Path(args.ready_file)
-ready.with_suffix(".tmp").write_text(json.dumps(
-    {"pid": os.getpid(), "socket": args.socket, "http": "%s:%d" % server.server_address}))
-ready.with_suffix(".tmp").rename(ready)
-with (home / "started").open("a") as log:
-    log.write("%d\n" % os.getpid())
-while True:
-    connection, _ = listener.accept()
-"#;
-
 /// Everything one test needs.
 pub(crate) struct World {
     dir: tempfile::TempDir,
+    run: tempfile::TempDir,
 }
 
 impl World {
     pub(crate) fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let world = Self { dir };
+        // Hard links and symbolic ones, no copies: a file that is being written while another test forks
+        // cannot be executed for a moment.
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        // The path of a socket must be short.
+        let run = tempfile::tempdir().unwrap();
+        let world = Self { dir, run };
         fs::create_dir(world.bin()).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_orbitkv"), world.bin().join("orbitkv")).unwrap();
-        for (name, text) in [("vllm", VLLM), ("orbitkv-cache-manager", MANAGER)] {
-            let path = world.bin().join(name);
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
+        fs::hard_link(env!("CARGO_BIN_EXE_orbitkv"), world.bin().join("orbitkv")).unwrap();
+        world.link("fakes/vllm.py", "vllm");
+        world.link("fakes/manager.py", "orbitkv-cache-manager");
+        world.link("status.json", "status.json");
         // No engine and no session: what the file holds is for tests of what is shown.
         world.report(r#"{"instances": [], "sessions": {"open": 0, "unfinished": 0}}"#);
-        fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/status.json"), world.bin().join("status.json"))
-            .unwrap();
         world
+    }
+
+    /// Puts a file of the tests into the bin directory under this name.
+    pub(crate) fn link(&self, file: &str, name: &str) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file);
+        std::os::unix::fs::symlink(file, self.bin().join(name)).unwrap();
     }
 
     pub(crate) fn bin(&self) -> PathBuf {
@@ -115,7 +48,7 @@ impl World {
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
-        self.dir.path().join("run/manager.sock")
+        self.run.path().join("run/manager.sock")
     }
 
     /// What the manager's report says from now on, beside its fixed rest.
