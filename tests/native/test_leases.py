@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,11 +25,31 @@ def small_manager(new_manager: Callable[..., Manager]) -> Manager:
     return new_manager(pool_size=str(POOL_PAGES * slot_bytes), segment_size=str(8 * slot_bytes))
 
 
-@pytest.fixture
-def filler(small_manager: Manager) -> Iterator[Filler]:
-    filler = Filler(small_manager, PAGE_BYTES)
-    yield filler
-    filler.close()
+@pytest.fixture(params=["same namespace", "another namespace"])
+def press(
+    request: pytest.FixtureRequest, small_manager: Manager, new_instance: Connect
+) -> Iterator[Callable[[], None]]:
+    """Another client that fills the pool four times over. One of the same namespace takes single pages, one
+    of another takes whole segments."""
+    before = small_manager.counters()["evicted_pages"]
+
+    def assert_pressed() -> None:
+        assert small_manager.counters()["evicted_pages"] - before > POOL_PAGES // 2
+
+    if request.param == "another namespace":
+        filler = Filler(small_manager, PAGE_BYTES)
+        yield lambda: (filler.fill(4 * POOL_PAGES), assert_pressed())
+        filler.close()
+    else:
+        other = new_instance(small_manager)
+        names = itertools.count()
+
+        def fill() -> None:
+            for _ in range(4 * POOL_PAGES // 8):
+                other.save_what_fits(f"pressure-{next(names)}", 8)
+            assert_pressed()
+
+        yield fill
 
 
 def operations(manager: Manager) -> int:
@@ -69,21 +90,19 @@ def test_case_a13_a_forgotten_query_ends_by_itself(manager: Manager, new_instanc
 
 
 def test_case_a18_promised_pages_survive_pressure(
-    small_manager: Manager, new_instance: Connect, filler: Filler
+    small_manager: Manager, new_instance: Connect, press: Callable[[], None]
 ) -> None:
     instance = new_instance(small_manager)
     instance.save("a", PAGES)
     query = instance.query("a", PAGES)
-    before = small_manager.counters()["evicted_pages"]
-    filler.fill(4 * POOL_PAGES)
-    assert small_manager.counters()["evicted_pages"] - before > POOL_PAGES
+    press()
     instance.memories[0].poison()
     assert instance.restore(query, PAGES) == []
     assert instance.differing("a", PAGES) == []
     small_manager.assert_drained()
 
     # Control: without the lease the same pressure takes them.
-    filler.fill(4 * POOL_PAGES)
+    press()
     assert instance.found("a", PAGES) == 0
 
 
