@@ -7,12 +7,11 @@ the control.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
-from support.engine import MAX_STEPS, Engine
-from support.holds import QUERY_REPLY, QUERY_REPLY_FIRST, Holds
+from support.engine import Engine
+from support.holds import COPY_RESTORE, QUERY_REPLY, QUERY_REPLY_FIRST, Holds
 from support.manager import Manager
 
 Prompts = Callable[..., list[int]]
@@ -39,39 +38,38 @@ def build(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]
     return build
 
 
-@contextmanager
-def first_answer_held(holds: Holds) -> Iterator[None]:
-    """The first query waits for its answer, later ones do not."""
-    with holds.switched(QUERY_REPLY_FIRST, 1), holds.held(QUERY_REPLY):
-        yield
-
-
-def queue_first_and_stored(engine: Engine, first: list[int], stored: list[int]) -> None:
-    """The large one in front with its answer held, the stored one behind it with its answer on hand."""
-    holds = engine.manager.holds
-    with first_answer_held(holds):
-        engine.add("first", first)
-        engine.step_until(lambda: holds.reached(QUERY_REPLY) > 0, "the first one's answer is held")
-        engine.add("stored", stored)
-        answered = engine.manager.counters()["ram_pages"] + STORED_TOKENS // 32
-        engine.step_until(
-            lambda: engine.manager.counters()["ram_pages"] >= answered, "the second is answered"
-        )
+def queue_first_and_stored(
+    engine: Engine, copies: Holds, first: list[int], stored: list[int], on_hand: Callable[[], bool]
+) -> None:
+    """The large one in front, its answer held until the stored one behind it is as far as `on_hand` says; the
+    restore, if there is one by then, ends last."""
+    answers = engine.manager.holds
+    with copies.held(COPY_RESTORE):
+        with answers.switched(QUERY_REPLY_FIRST, 1), answers.held(QUERY_REPLY):
+            engine.add("first", first)
+            engine.step_until(lambda: answers.reached(QUERY_REPLY) > 0, "the first one's answer is held")
+            engine.add("stored", stored)
+            engine.step_until(on_hand, "the second is as far as it gets")
+            for _ in range(5):
+                engine.step()
+            assert engine.generated("first") == engine.generated("stored") == 0
         for _ in range(20):
             engine.step()
 
 
-def step_to_end(engine: Engine, names: set[str], steps: int) -> set[str]:
-    """Names that are unfinished after so many steps."""
-    left = set(names)
-    for _ in range(steps):
-        left -= set(engine.step())
-        if not left:
-            break
-    return left
+def is_stuck(engine: Engine, names: set[str]) -> bool:
+    """Not slow but stuck: nothing runs, no copy is under way, and the blocks of the restore stay taken."""
+    return (
+        engine.unfinished(names, STEPS_TO_HANG) == names
+        and not engine.scheduler.running
+        and engine.manager.status()["load"]["inflight_bytes"] == 0
+        and engine.free_blocks == BLOCKS - 1 - STORED_TOKENS // 32
+    )
 
 
-def test_case_a01_the_stall_completes(build: Callable[..., Engine], new_prompt: Prompts) -> None:
+def test_case_a01_the_stall_completes(
+    build: Callable[..., Engine], holds: Holds, new_prompt: Prompts
+) -> None:
     engine = build(gate=True)
     first, stored = new_prompt(FIRST_TOKENS, 0), new_prompt(STORED_TOKENS, 1)
     controls = {"first": engine.run(first).tokens, "stored": engine.run(stored).tokens}
@@ -79,8 +77,11 @@ def test_case_a01_the_stall_completes(build: Callable[..., Engine], new_prompt: 
     engine.manager.drop_memory()
     engine.run(stored)
     engine.press_out()
-    queue_first_and_stored(engine, first, stored)
-    assert step_to_end(engine, {"first", "stored"}, MAX_STEPS) == set()
+
+    answered = engine.manager.counters()["ram_pages"] + STORED_TOKENS // 32
+    queue_first_and_stored(
+        engine, holds, first, stored, lambda: engine.manager.counters()["ram_pages"] >= answered
+    )
     results = engine.finish(["first", "stored"])
     assert {name: result.tokens for name, result in results.items()} == controls
     assert [results[name].cached for name in ("first", "stored")] == [0, 1984]
@@ -88,25 +89,50 @@ def test_case_a01_the_stall_completes(build: Callable[..., Engine], new_prompt: 
     engine.manager.assert_drained()
 
 
-def test_control_the_stall_hangs_without_the_rule(build: Callable[..., Engine], new_prompt: Prompts) -> None:
+def test_control_the_stall_hangs_without_the_rule(
+    build: Callable[..., Engine], holds: Holds, new_prompt: Prompts
+) -> None:
     engine = build(gate=False)
     first, stored = new_prompt(FIRST_TOKENS, 0), new_prompt(STORED_TOKENS, 1)
     engine.run(stored)
     engine.press_out()
-    queue_first_and_stored(engine, first, stored)
-    assert step_to_end(engine, {"first", "stored"}, STEPS_TO_HANG) == {"first", "stored"}
-    # Not slow but stuck: the restore is done, nothing runs, and nobody is given a block any more.
-    assert not engine.scheduler.running
-    assert engine.free_blocks == BLOCKS - 1 - 62
-    assert engine.manager.status()["load"]["inflight_bytes"] == 0
+    queue_first_and_stored(engine, holds, first, stored, lambda: holds.reached(COPY_RESTORE) > 0)
+    assert is_stuck(engine, {"first", "stored"})
     # The way out that a user has.
     engine.abort("first")
     engine.finish(["stored"])
 
 
+@pytest.mark.parametrize("gate", [True, False])
+def test_case_a01_urgent_request_in_front_of_a_restore(
+    build: Callable[..., Engine], holds: Holds, new_prompt: Prompts, policy: str, gate: bool
+) -> None:
+    """A request of higher priority that does not fit comes while the restore is under way."""
+    engine = build(gate=gate)
+    urgent, stored = new_prompt(FIRST_TOKENS, 0), new_prompt(STORED_TOKENS, 1)
+    cold = engine.run(stored)
+    engine.press_out()
+    with holds.held(COPY_RESTORE):
+        engine.add("stored", stored, priority=1)
+        engine.step_until(lambda: holds.reached(COPY_RESTORE) > 0, "the restore is under way")
+        engine.add("urgent", urgent, priority=0)
+        for _ in range(20):
+            engine.step()
+        assert engine.generated("urgent") == 0
+    if policy == "priority" and not gate:
+        assert is_stuck(engine, {"urgent", "stored"})
+        engine.abort("urgent")
+        engine.finish(["stored"])
+        return
+    results = engine.finish(["urgent", "stored"])
+    assert (results["stored"].cached, results["stored"].tokens) == (1984, cold.tokens)
+    engine.settle()
+    engine.manager.assert_drained()
+
+
 def test_case_a01_two_conversations_continue(build: Callable[..., Engine], new_prompt: Prompts) -> None:
-    """Two conversations of different length, evicted from the engine; their next turns come together, and the
-    first needs a little more than the restore of the second leaves free."""
+    """Two conversations of different length, evicted from the engine; their next turns come together, and
+    the first needs a little more than the restore of the second leaves free."""
     engine = build(gate=True)
     long, short = new_prompt(1900, 0), new_prompt(1500, 1)
     turns = {"long": long + new_prompt(140, 2), "short": short + new_prompt(200, 3)}
@@ -118,13 +144,12 @@ def test_case_a01_two_conversations_continue(build: Callable[..., Engine], new_p
     engine.press_out()
 
     holds = engine.manager.holds
-    with first_answer_held(holds):
+    with holds.switched(QUERY_REPLY_FIRST, 1), holds.held(QUERY_REPLY):
         engine.add("long", turns["long"])
         engine.step_until(lambda: holds.reached(QUERY_REPLY) > 0, "the first one's answer is held")
         engine.add("short", turns["short"])
         for _ in range(50):
             engine.step()
-    assert step_to_end(engine, set(turns), MAX_STEPS) == set()
     results = engine.finish(turns)
     assert {name: result.tokens for name, result in results.items()} == controls
     assert [results[name].cached for name in ("long", "short")] == [1888, 1472]

@@ -33,7 +33,7 @@ def test_four_restores_in_flight_at_once(engine: Engine, holds: Holds, new_promp
         for name, tokens in prompts.items():
             engine.add(name, tokens)
         engine.step_until(lambda: all(is_loading(engine, name) for name in prompts), "all four are loading")
-        holds.wait_reached(COPY_RESTORE)
+        holds.wait_reached(COPY_RESTORE, 4)
         engine.step_until(
             lambda: engine.manager.status()["load"]["inflight_bytes"] >= pages * PAGE_BYTES,
             "the manager knows of all four copies",

@@ -50,7 +50,7 @@ def test_control_without_the_hold_it_becomes_visible(engine: Engine, new_prompt:
 
 def fill(engine: Engine, new_prompt: Prompts) -> None:
     """Overwrites every block, without the pause between requests that `press_out` makes."""
-    names = [f"fill-{index}" for index in range(4)]
+    names = [f"fill-{index}" for index in range(6)]
     for index, name in enumerate(names):
         engine.add(name, new_prompt(1000, 100 + index), 1)
     engine.finish(names)

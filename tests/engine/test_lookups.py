@@ -8,6 +8,7 @@ import pytest
 from support.engine import Engine
 from support.filler import Filler
 from support.holds import QUERY_REPLY
+from support.lookups import count_lookups
 from support.manager import Manager
 from support.prompts import restorable_tokens
 
@@ -21,7 +22,7 @@ LOOKUPS = 50
 @pytest.fixture(scope="module")
 def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]) -> Engine:
     connector = {"verify_restore": "all", "lookup_deadline_ms": 60_000}
-    return new_engine(new_manager(pool_size="16mb"), connector=connector)
+    return new_engine(new_manager(pool_size="16mib", segment_size="2mib"), connector=connector)
 
 
 @pytest.fixture
@@ -29,20 +30,6 @@ def filler(engine: Engine) -> Iterator[Filler]:
     filler = Filler(engine.manager, PAGE_BYTES)
     yield filler
     filler.close()
-
-
-def count_lookups(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None]]:
-    """Each lookup from now on: the request and the answer."""
-    connector, lookups = engine.scheduler.connector, []
-    original = connector.get_num_new_matched_tokens
-
-    def match(request: object, num_computed_tokens: int) -> tuple[int | None, bool]:
-        answer = original(request, num_computed_tokens)
-        lookups.append((request.request_id, answer[0]))
-        return answer
-
-    monkeypatch.setattr(connector, "get_num_new_matched_tokens", match)
-    return lookups
 
 
 def occupy(engine: Engine, new_prompt: Prompts) -> list[str]:
@@ -56,7 +43,7 @@ def occupy(engine: Engine, new_prompt: Prompts) -> list[str]:
 
 
 def waiting_operations(engine: Engine) -> int:
-    return sum(count for _, count in engine.manager.status()["query"]["operations"])
+    return sum(engine.manager.status()["query"]["operations"].values())
 
 
 def wait_for_blocks(engine: Engine, lookups: list[tuple[str, int | None]]) -> None:
@@ -72,12 +59,11 @@ def wait_for_blocks(engine: Engine, lookups: list[tuple[str, int | None]]) -> No
 
 
 def stored(engine: Engine, tokens: list[int]) -> list[int]:
-    """Saves a prompt and presses it out of the engine, with a pool that holds nothing else."""
-    result = engine.run(tokens)
-    engine.press_out()
+    """Saves a prompt into the emptied pool; the engine then holds no byte of it. Its tokens."""
     engine.manager.drop_memory()
-    engine.run(tokens)
-    # Overwritten in memory, so that nothing has to be pressed out through the small pool.
+    result = engine.run(tokens)
+    assert result.cached == 0
+    # Pressing it out by other prompts would press it out of the small pool too.
     engine.reset()
     engine.kv.poison()
     return result.tokens
@@ -162,30 +148,3 @@ def test_case_a18_pages_promised_by_the_lookup_stay(
 def free_block_ids(engine: Engine) -> set[int]:
     pool = engine.scheduler.kv_cache_manager.block_pool
     return {block.block_id for block in pool.free_block_queue.get_all_free_blocks()}
-
-
-def test_case_a05_engine_holds_more_than_the_manager(
-    engine: Engine, new_prompt: Prompts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twenty blocks in the engine's own cache, ten of them in the manager."""
-    tokens = new_prompt(660)
-    cold = engine.run(tokens)
-    engine.manager.drop_memory()
-    engine.run(tokens[:321])
-    pages = engine.manager.status()["pool"]["pages"]
-    assert pages == 10
-
-    lookups = count_lookups(engine, monkeypatch)
-    restored = engine.manager.counters()["restored_pages"]
-    engine.add("again", tokens)
-    steps = 0
-    while engine.request("again").num_computed_tokens == 0:
-        engine.step()
-        steps += 1
-        assert steps < 20, "the engine spins on the lookup"
-    result = engine.finish(["again"])["again"]
-    assert (result.cached, result.tokens) == (640, cold.tokens)
-    assert [answer for _, answer in lookups if answer is not None] == [0]
-    assert engine.manager.counters()["restored_pages"] == restored
-    engine.settle()
-    engine.manager.assert_drained()

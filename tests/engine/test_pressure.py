@@ -21,7 +21,7 @@ def test_preemption_and_eviction_keep_tokens_equal(
     load_mode: str,
 ) -> None:
     # The eight prompts alone have 76 pages of 64 KiB.
-    manager = new_manager(pool_size="4mb")
+    manager = new_manager(pool_size="4mib", segment_size="1mib")
     engine = new_engine(manager, blocks=50, max_model_len=1024, connector={"load_mode": load_mode})
     prompts = [new_prompt(200 + 30 * index, index) for index in range(REQUESTS)]
     alone = [engine.run(tokens, GENERATED).tokens for tokens in prompts]

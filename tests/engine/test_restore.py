@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 from support.engine import Engine
-from support.holds import RESTORE_FAULT, Holds
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
 
@@ -145,24 +144,3 @@ def test_salt_separates_tenants(engine: Engine, new_prompt: Prompts) -> None:
         result = engine.run(tokens, salt=salt)
         assert (result.cached, result.tokens) == (expected, cold.tokens), salt
     engine.manager.assert_drained()
-
-
-@pytest.mark.parametrize("load_mode", ["sync", "async"])
-@pytest.mark.parametrize("fault", ["zero", "skip"])
-def test_control_wrong_bytes_change_the_output(
-    new_manager: Callable[..., Manager],
-    new_engine: Callable[..., Engine],
-    holds: Holds,
-    new_prompt: Prompts,
-    fault: str,
-    load_mode: str,
-) -> None:
-    """What proves that the tests above can fail: unchecked restores of zeros, and of nothing at all."""
-    engine = new_engine(new_manager(), connector={"load_mode": load_mode, "verify_restore": "off"})
-    tokens = new_prompt(300)
-    cold = engine.run(tokens, 40)
-    engine.press_out()
-    with holds.switched(RESTORE_FAULT, fault):
-        wrong = engine.run(tokens, 40)
-    assert wrong.cached == restorable_tokens(300)
-    assert wrong.tokens != cold.tokens

@@ -73,11 +73,10 @@ def test_control_a_skipped_copy_leaves_the_poison(engine: Engine, holds: Holds, 
     assert {memory[block] for block in table[:PAGES]} == {bytes([POISON]) * len(computed[0])}
 
 
+@pytest.mark.parametrize("engine", ["async"], indirect=True)
 def test_poisoned_in_mid_restore(engine: Engine, holds: Holds, new_prompt: Prompts) -> None:
     """Every byte is poisoned after the engine gave the blocks and before the first byte of the copy moves;
     then nothing but the copy runs."""
-    if engine.settings.connector["load_mode"] == "sync":
-        pytest.skip("a restore inside the forward pass cannot be looked at while the engine stands still")
     tokens = new_prompt(TOKENS)
     computed = save(engine, tokens)
     engine.press_out()

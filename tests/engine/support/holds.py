@@ -27,6 +27,24 @@ class HoldsError(Exception):
     """The process has no hold points, or does not know what it was asked."""
 
 
+def listen() -> None:
+    """Has this process listen before its first engine is built: by a client of no manager."""
+    from orbitkv import _native as native
+
+    group = {"group": 0, "page_bytes": 4096, "block_tokens": 1, "shard_count": 1, "rule": "prefix"}
+    registration = native.Registration(
+        socket="/nonexistent/manager.sock",
+        engine="listener",
+        engine_version="1",
+        model="none",
+        instance="0" * 32,
+        namespace="0" * 64,
+        world_size=1,
+        groups=[group],
+    )
+    native.SchedulerClient(registration).close()
+
+
 class Holds:
     """Speaks to `<directory>/<pid>.sock`, one connection a request."""
 
