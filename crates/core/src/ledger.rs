@@ -128,6 +128,12 @@ impl Ledger {
         self.rows.get(&instance).map_or(0, |row| row.iter().sum())
     }
 
+    /// Bytes of one instance in one account.
+    #[must_use]
+    pub fn held_bytes(&self, instance: InstanceId, account: Account) -> u64 {
+        self.rows.get(&instance).map_or(0, |row| row[account as usize])
+    }
+
     /// Speculative bytes of all instances.
     #[must_use]
     pub fn speculative_bytes(&self) -> u64 {

@@ -49,6 +49,8 @@ marks! {
     CancelDuringCopy,
     /// A released restore waited for a worker.
     ReleaseBeforeDone,
+    /// A worker was done before the owner's restore was read.
+    DoneBeforeRestore,
     /// A copy ended after its operation began to drain.
     DrainedByDone,
     /// A drain ended by the exit of a worker's process.

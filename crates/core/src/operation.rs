@@ -34,6 +34,9 @@ pub(crate) struct Operation {
     pub(crate) by_deadline: bool,
     /// Workers that have not said that they are done.
     pub(crate) owing: Vec<Owing>,
+    /// Workers that said so before the owner's `Restore` was read: the engine carries a ticket to its
+    /// workers on a way of its own, which may be the shorter one.
+    pub(crate) early: Vec<SessionId>,
 }
 
 /// A word-wise multiply-and-rotate digest: only repetitions of a session's own requests are compared, so

@@ -1,8 +1,11 @@
 //! Segments and their slots: fixed-size slabs, one class of slot to a segment.
 
 use crate::index::PageId;
-use crate::{NamespaceId, SegmentId, SessionId, ShardId, SlotRef};
+use crate::{Micros, NamespaceId, SegmentId, SessionId, ShardId, SlotRef};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A segment that was never used belongs for this long to the class that it was grown for.
+const FIRST_USE_MS: u64 = 1_000;
 
 /// What a slot is used for. Reader custody is counted beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,7 @@ pub(crate) struct Segment {
     pub(crate) class: Class,
     pub(crate) bytes: u64,
     pub(crate) ready: bool,
+    ready_at: Micros,
     pub(crate) slots: Vec<Slot>,
     free: Vec<u32>,
 }
@@ -53,6 +57,13 @@ impl Segment {
     /// Whether no slot is in use.
     pub(crate) fn empty(&self) -> bool {
         self.free.len() == self.slots.len()
+    }
+
+    /// Whether it was grown for somebody who has not come back yet. Taking it away would make two
+    /// savers grow and drop in turn, and neither would ever get a slot.
+    pub(crate) fn awaits_use(&self, now: Micros) -> bool {
+        let fresh = self.slots.iter().all(|slot| slot.generation == 0);
+        fresh && now < self.ready_at.plus_ms(FIRST_USE_MS)
     }
 }
 
@@ -75,15 +86,25 @@ impl Slots {
         let segment = SegmentId(self.next);
         self.next += 1;
         self.bytes += bytes;
-        let slots = Vec::new();
-        self.segments.insert(segment, Segment { class, bytes, ready: false, slots, free: Vec::new() });
+        self.segments.insert(
+            segment,
+            Segment {
+                class,
+                bytes,
+                ready: false,
+                ready_at: Micros::default(),
+                slots: Vec::new(),
+                free: Vec::new(),
+            },
+        );
         segment
     }
 
     /// Opens a segment for use. Returns its class, or `None` if it is not one that grows.
-    pub(crate) fn ready(&mut self, id: SegmentId) -> Option<Class> {
+    pub(crate) fn ready(&mut self, id: SegmentId, now: Micros) -> Option<Class> {
         let segment = self.segments.get_mut(&id).filter(|s| !s.ready)?;
         segment.ready = true;
+        segment.ready_at = now;
         let count = u32::try_from(segment.bytes / segment.class.slot_bytes).unwrap_or(u32::MAX);
         let fresh = Slot { generation: 0, state: SlotState::Free, readers: 0, page: None };
         segment.slots = vec![fresh; count as usize];

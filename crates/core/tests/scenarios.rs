@@ -308,3 +308,112 @@ fn reset_hides_pages_that_are_still_being_saved() {
     assert_eq!(world.query(&chain(0..1)).1, [OperationOutcome::Miss(MissReason::Absent)]);
     assert_eq!(world.core.used_bytes(), 0);
 }
+
+/// A second instance of two ranks that share one shard, as with MLA; attested.
+fn two_ranks(world: &mut World) -> (SessionId, [SessionId; 2]) {
+    let sessions = [SessionId(11), SessionId(12), SessionId(13)];
+    let roles = [Role::Scheduler, Role::Worker { rank: 0 }, Role::Worker { rank: 1 }];
+    for (session, role) in sessions.into_iter().zip(roles) {
+        let instance = InstanceId(8);
+        let spec = SessionSpec { instance, world_size: 2, ..spec(role) };
+        let client = ClientId(u128::from(session.0));
+        world.step(Event::SessionOpened { session, client, epoch: 1, spec: &spec });
+        world.step(Event::Attest { session, passed: true });
+    }
+    (sessions[0], [sessions[1], sessions[2]])
+}
+
+#[test]
+fn every_rank_writes_its_own_probe_page() {
+    let mut world = World::new(8, |_| {});
+    let (_, workers) = two_ranks(&mut world);
+    for (n, session) in workers.into_iter().enumerate() {
+        let hashes = [hash(200 + n as u8)];
+        let request = SaveRequest { group: GroupId::PROBE, parent: None, first_depth: 0, hashes: &hashes };
+        let (operation, revision) = (OperationId(1), Revision(1));
+        let effects = world.step(Event::Reserve { session, operation, revision, request });
+        let [Effect::Granted { grants, .. }] = &effects[..] else { panic!("{effects:?}") };
+        let Grant::Slots(parts) = &grants[0].grant else { panic!("{grants:?}") };
+        let commit = Event::Commit { session, slot: parts[0].slot, hash: hashes[0], crc: 1 };
+        assert_eq!(world.step(commit), [], "the rank that reserved is the one that writes");
+    }
+}
+
+#[test]
+fn a_worker_that_is_done_before_the_restore_is_read_is_not_waited_for() {
+    let mut world = World::new(4, |_| {});
+    world.save(&chain(0..1), None, 0);
+    let (ticket, _) = world.query(&chain(0..1));
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert_eq!(world.core.operations_in(Phase::Ready), 1, "the owner still holds its lease");
+    world.restore(ticket);
+    world.release(ticket);
+    assert_eq!((world.core.operations().count(), world.core.ledger().reserved_bytes()), (0, 0));
+}
+
+#[test]
+fn a_large_demand_is_not_overtaken_by_small_ones_of_its_own_instance() {
+    let mut world = World::new(8, |c| {
+        c.query_budget_bytes = 4 * SLOT_BYTES;
+        c.query_instance_budget_bytes = 2 * SLOT_BYTES;
+    });
+    world.save(&chain(0..2), None, 0);
+    let (first, _) = world.query(&chain(0..1));
+    let (large, outcome) = world.query(&chain(0..2));
+    assert_eq!(outcome, [OperationOutcome::Waiting]);
+    let (small, outcome) = world.query(&chain(0..1));
+    assert_eq!(outcome, [OperationOutcome::Waiting], "it fits, but stands behind the large one");
+    assert_eq!(ready(&outcomes(world.release(first))).len(), 2);
+    assert_eq!(ready(&outcomes(world.release(large))).len(), 1);
+    world.release(small);
+}
+
+#[test]
+fn a_reservation_refused_by_a_limit_stays_refused() {
+    let mut world = World::new(4, |c| c.operations_per_session = 1);
+    world.save(&chain(0..1), None, 0);
+    let (ticket, _) = world.query(&chain(0..1));
+    let (operation, revision) = world.next();
+    let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &chain(5..6) };
+    let reserve = Event::Reserve { session: SCHEDULER, operation, revision, request };
+    assert!(matches!(refusal(&world.step(reserve)), Refusal::Limit { .. }));
+    world.release(ticket);
+    assert_eq!(refusal(&world.step(reserve)), &Refusal::RetiredOperation);
+    assert_eq!(world.core.filling_bytes(), 0);
+}
+
+#[test]
+fn shards_of_one_pool_do_not_take_each_others_segments_in_turn() {
+    // Room for three segments of two slots: one for each of two shards, and a spare one.
+    let pool_bytes = 6 * SLOT_BYTES;
+    let config = Config { segment_bytes: 2 * SLOT_BYTES, ..Config::for_pool(pool_bytes) };
+    let config = Config { filling_percent: 100, ..config };
+    let mut world = World { core: Core::new(config).unwrap(), now: 0, operation: 0 };
+    let roles = [Role::Scheduler, Role::Worker { rank: 0 }, Role::Worker { rank: 1 }];
+    for (n, role) in (1..).zip(roles) {
+        let groups = vec![GroupSpec { group: GROUP, page_bytes: 4096, shard_count: 2 }];
+        let spec = SessionSpec { world_size: 2, groups, ..spec(role) };
+        let (session, client) = (SessionId(n), ClientId(u128::from(n)));
+        world.step(Event::SessionOpened { session, client, epoch: 1, spec: &spec });
+        world.step(Event::Attest { session, passed: true });
+    }
+    for segment in [0, 1] {
+        world.step(Event::SegmentReady { segment: SegmentId(segment) });
+    }
+    for page in 0..6 {
+        let mut granted = false;
+        for segment in 2..40 {
+            let grants = world.reserve(&chain(page..page + 1), None, 0);
+            if let Grant::Slots(parts) = &grants[0] {
+                for (part, session) in parts.iter().zip([SessionId(2), SessionId(3)]) {
+                    world.step(Event::Commit { session, slot: part.slot, hash: hash(page), crc: 42 });
+                }
+                granted = true;
+                break;
+            }
+            // Whatever was asked for comes at once.
+            world.step(Event::SegmentReady { segment: SegmentId(segment) });
+        }
+        assert!(granted, "page {page} never gets its slots");
+    }
+}

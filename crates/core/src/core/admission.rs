@@ -4,6 +4,7 @@ use super::Core;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
 use crate::{Effect, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
+use std::collections::BTreeSet;
 
 /// What the budgets say to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,14 +85,18 @@ impl Core {
     }
 
     /// Bytes came free: admits waiters in order. One that waits for its own instance's budget lets
-    /// others pass; one that waits for the global budget does not.
+    /// those of other instances pass; one that waits for the global budget lets nobody pass.
     pub(super) fn admit_waiting(&mut self, effects: &mut Vec<Effect>) {
+        let mut blocked = BTreeSet::new();
         let waiting: Vec<Ticket> = self.queue.iter().map(|(_, _, t)| *t).collect();
         for ticket in waiting {
             let Some(op) = self.operations.get(&ticket) else {
                 continue;
             };
             let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
+            if blocked.contains(&instance) {
+                continue;
+            }
             let Some(shape) = self.instances.get(&instance).and_then(|i| i.shape(group)) else {
                 continue;
             };
@@ -109,7 +114,11 @@ impl Core {
                     self.leave_queue(ticket);
                     self.lease(ticket, shape, hits, effects);
                 }
-                Fit::Later { instance_only: true } => self.mark(Mark::InstanceBudgetBlocked),
+                Fit::Later { instance_only: true } => {
+                    // Small demands behind it would keep its instance's budget used up for ever.
+                    blocked.insert(instance);
+                    self.mark(Mark::InstanceBudgetBlocked);
+                }
                 Fit::Later { instance_only: false } => break,
                 Fit::Never => {
                     self.leave_queue(ticket);

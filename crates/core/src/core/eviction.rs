@@ -3,7 +3,7 @@
 use super::Core;
 use crate::index::PageId;
 use crate::policy::{Policy, Pool};
-use crate::slots::{Class, SlotState};
+use crate::slots::{Class, Segment, SlotState};
 use crate::{Effect, Mark, Plant, SegmentId};
 
 /// Whether a slot can be had.
@@ -66,8 +66,15 @@ impl Core {
         if self.now < self.grow_after {
             return false;
         }
-        let mut others = self.slots.segments.iter().filter(|(_, s)| s.class != class);
-        let Some((&segment, _)) = others.find(|(_, s)| s.ready && s.empty()) else {
+        // A page needs a slot of every shard. Shards of one pool take from each other only to get a first
+        // segment at all: anything more would drop for one shard what was grown for another, for ever.
+        let pooled = |c: Class| (c.namespace, c.slot_bytes) == (class.namespace, class.slot_bytes);
+        let last = |c: Class| self.slots.segments.values().filter(|s| s.class == c).nth(1).is_none();
+        let keeps = |c: Class| pooled(c) && (self.slots.has(class) || last(c));
+        let unused = |s: &Segment| s.ready && s.empty() && !s.awaits_use(self.now);
+        let mut all = self.slots.segments.iter();
+        let found = all.find(|(_, s)| s.class != class && unused(s) && !keeps(s.class));
+        let Some((&segment, _)) = found else {
             return false;
         };
         self.drop_segment(segment);

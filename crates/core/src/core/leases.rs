@@ -30,13 +30,14 @@ impl Core {
         let Some(instance) = self.instances.get(&op.instance) else {
             return Err(Refusal::NoWorker);
         };
-        let owing: Vec<Owing> = match role {
+        let mut owing: Vec<Owing> = match role {
             Role::Worker { rank } => vec![Owing { session: ticket.session, rank }],
             _ => instance.workers.iter().map(|(&rank, &session)| Owing { session, rank }).collect(),
         };
         if owing.is_empty() {
             return Err(Refusal::NoWorker);
         }
+        owing.retain(|owed| !op.early.contains(&owed.session));
         self.hand_out(ticket, owing);
         Ok(())
     }
@@ -87,10 +88,18 @@ impl Core {
 
     /// A worker's part has ended. Unknown tickets are late answers and change nothing.
     pub(super) fn copy_done(&mut self, session: SessionId, ticket: Ticket) -> Result<(), Refusal> {
-        self.session(session)?;
-        let Some(op) = self.operations.get(&ticket) else {
+        let known = self.session(session)?;
+        let (instance, copies) = (known.instance, known.role.rank().is_some());
+        let Some(op) = self.operations.get_mut(&ticket) else {
             return Ok(());
         };
+        if op.phase == Phase::Ready && op.instance == instance && copies {
+            if !op.early.contains(&session) {
+                op.early.push(session);
+            }
+            self.mark(Mark::DoneBeforeRestore);
+            return Ok(());
+        }
         let draining = op.phase == Phase::Draining;
         if self.settle(ticket, session) && draining {
             self.mark(Mark::DrainedByDone);

@@ -60,7 +60,7 @@ impl Core {
     }
 
     pub(super) fn segment_ready(&mut self, segment: SegmentId, effects: &mut Vec<Effect>) -> Option<Outcome> {
-        let class = self.slots.ready(segment)?;
+        let class = self.slots.ready(segment, self.now)?;
         let workers = self.instances.values().flat_map(|i| i.workers.values());
         let open: Vec<SessionId> = workers.copied().collect();
         for session in open {

@@ -144,6 +144,7 @@ impl Core {
             Event::Query { demand, .. } => self.query(ticket, &demand, effects),
             Event::Reserve { request, .. } => self.reserve(ticket, &request, effects),
             Event::Restore { .. } => self.restore(ticket),
+            Event::Release { .. } => self.release(ticket),
             _ => self.cancel(ticket),
         }
     }

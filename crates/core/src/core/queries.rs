@@ -145,6 +145,7 @@ impl Core {
             queued: None,
             by_deadline: deadline.is_some_and(|d| d < lifetime),
             owing: Vec::new(),
+            early: Vec::new(),
         };
         self.operations.insert(ticket, operation);
         self.timers.insert((expires_at, ticket));
@@ -198,7 +199,16 @@ impl Core {
         effects.push(outcome(ticket, state));
     }
 
-    /// Cancel and release: interest ends, whatever the phase. Idempotent.
+    /// As [`Core::cancel`]; workers may still be copying.
+    pub(super) fn release(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+        let live = self.live(ticket.session, ticket.operation).and_then(|t| self.operations.get(&t));
+        if live.is_some_and(|op| !op.owing.is_empty()) {
+            self.mark(Mark::ReleaseBeforeDone);
+        }
+        self.cancel(ticket)
+    }
+
+    /// Interest ends, whatever the phase. Idempotent.
     pub(super) fn cancel(&mut self, ticket: Ticket) -> Result<(), Refusal> {
         self.session(ticket.session)?;
         if let Some(live) = self.live(ticket.session, ticket.operation) {

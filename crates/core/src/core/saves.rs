@@ -19,6 +19,8 @@ struct Target {
     instance: InstanceId,
     shape: Shape,
     first_shard: u16,
+    /// The worker that writes every shard, whatever its rank: its own probe page is its own to write.
+    writer: Option<SessionId>,
 }
 
 impl Core {
@@ -42,12 +44,15 @@ impl Core {
         if self.replay_reserve(ticket, request, effects)? {
             return Ok(());
         }
+        // Before the limit: a repetition of a refused request must be refused too, or its owner would
+        // be granted slots that it does not know of.
+        self.claim_id(ticket)?;
         let max = self.config.operations_per_session;
         if used >= max || self.open_operations() >= self.config.operations {
             return Err(Refusal::Limit { what: "operations", max });
         }
-        self.claim_id(ticket)?;
-        let target = Target { namespace, instance, shape, first_shard };
+        let writer = probe.then_some(ticket.session);
+        let target = Target { namespace, instance, shape, first_shard, writer };
         let grants = self.grant_all(ticket, request, target, open, effects);
         self.keep_save(ticket, request, &grants);
         let Ticket { session, operation, revision } = ticket;
@@ -97,6 +102,9 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Vec<PageGrant> {
         let mut parent = request.parent;
+        // Room is never made of the chain's own head. Its deepest page is enough: others have a child.
+        let mut kept: Vec<PageId> = Vec::new();
+        kept.extend(self.keep_above(target, request.group, parent));
         let mut stopped = (!open).then_some(Grant::Refused);
         let mut grants = Vec::with_capacity(request.hashes.len());
         for (i, &hash) in request.hashes.iter().enumerate() {
@@ -112,12 +120,35 @@ impl Core {
                     stopped = Some(grant.clone());
                 }
                 Grant::Slots(_) => self.counters.granted_pages += 1,
-                Grant::Exists => {}
+                Grant::Exists => kept.extend(self.keep(key)),
             }
             grants.push(PageGrant { hash, grant });
             parent = Some(hash);
         }
+        kept.into_iter().for_each(|id| self.drop_lease(id));
         grants
+    }
+
+    /// Leases a page of the chain that is being saved until all of the chain has its answer.
+    fn keep(&mut self, key: PageKey) -> Option<PageId> {
+        let id = self.index.sealed.get(&key).copied()?;
+        self.take_lease(id);
+        Some(id)
+    }
+
+    /// The same for the nearest sealed page above a chain: those between are still being saved.
+    fn keep_above(&mut self, target: Target, group: GroupId, parent: Option<BlockHash>) -> Option<PageId> {
+        let mut hash = parent?;
+        // Parents are the client's word, and could go in circles.
+        for _ in 0..=self.index.pending.len() {
+            let key = PageKey { namespace: target.namespace, group, hash };
+            if let Some(id) = self.keep(key) {
+                return Some(id);
+            }
+            let id = self.index.pending.get(&(target.instance, key))?;
+            hash = self.index.pages.get(*id)?.parent_hash?;
+        }
+        None
     }
 
     fn grant(
@@ -169,7 +200,7 @@ impl Core {
         let (namespace, slot_bytes) = (target.namespace, target.shape.slot_bytes);
         shards
             .map(|rank| {
-                let worker = *instance.workers.get(&rank)?;
+                let worker = target.writer.or_else(|| instance.workers.get(&rank).copied())?;
                 Some((Class { namespace, shard: ShardId(rank), slot_bytes }, worker))
             })
             .collect()

@@ -1,8 +1,11 @@
 //! Read-only looks, for metrics and checkers.
 
 use super::Core;
-use crate::slots::SlotState;
-use crate::{Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId, SlotView};
+use crate::slots::{Slot, SlotState};
+use crate::{
+    Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId, SlotRef,
+    SlotView,
+};
 
 impl Core {
     /// The configuration.
@@ -59,7 +62,7 @@ impl Core {
         let segments = self.slots.segments.values();
         segments
             .map(|s| {
-                let of = |s: &&crate::slots::Slot| matches!(s.state, SlotState::Quarantined(_));
+                let of = |s: &&Slot| matches!(s.state, SlotState::Quarantined(_));
                 s.slots.iter().filter(of).count() as u64 * s.class.slot_bytes
             })
             .sum()
@@ -125,11 +128,17 @@ impl Core {
 
     /// Every slot in use.
     pub fn slots(&self) -> impl Iterator<Item = SlotView> + '_ {
-        self.slots.used().map(|(slot, s)| SlotView {
-            slot,
-            state: s.state,
-            readers: s.readers,
-            key: s.page.and_then(|id| self.index.pages.get(id)).map(|p| p.key),
-        })
+        self.slots.used().map(|(at, slot)| self.slot_view(at, slot))
+    }
+
+    /// One slot, if it is in use and has not been reused since.
+    #[must_use]
+    pub fn slot(&self, at: SlotRef) -> Option<SlotView> {
+        self.slots.get(at).map(|slot| self.slot_view(at, slot))
+    }
+
+    fn slot_view(&self, at: SlotRef, slot: &Slot) -> SlotView {
+        let page = slot.page.and_then(|id| self.index.pages.get(id));
+        SlotView { slot: at, state: slot.state, readers: slot.readers, key: page.map(|p| p.key) }
     }
 }

@@ -1,0 +1,94 @@
+//! One step of the core against the model.
+
+use super::Model;
+use super::events::Verdict;
+use crate::failure::{Checked, Checker, ensure};
+use orbitkv_core::{Account, Core, Effect, Event, Micros, Phase};
+use std::collections::BTreeMap;
+
+impl Model {
+    /// Judges the answer to an event, learns from it, and compares what both sides know.
+    pub(crate) fn observe(
+        &mut self,
+        now: Micros,
+        event: &Event<'_>,
+        effects: &[Effect],
+        core: &Core,
+    ) -> Checked {
+        let refused = effects.iter().find_map(|e| match e {
+            Effect::Refused { refusal, .. } => Some(refusal.to_string()),
+            _ => None,
+        });
+        let verdict = self.verdict(event);
+        let agrees = match verdict {
+            Verdict::MustAccept => refused.is_none(),
+            Verdict::MustRefuse => refused.is_some(),
+            Verdict::Either => true,
+        };
+        ensure(agrees, Checker::Model, || {
+            format!("{event:?}: {verdict:?}, but the core said {}", refused.as_deref().unwrap_or("yes"))
+        })?;
+        match (refused, event) {
+            (None, _) => self.accept(now, event),
+            // Refused by a limit: the number is used all the same, so that a repetition is refused too.
+            (Some(_), Event::Reserve { session, operation, .. }) if verdict == Verdict::Either => {
+                self.use_number(*session, *operation);
+            }
+            (Some(_), _) => {}
+        }
+        self.effects(event, effects, core)?;
+        self.tidy();
+        self.compare_operations(core)?;
+        self.compare_accounts(core)?;
+        let filling: u64 = self.fills.values().map(|f| f.bytes).sum();
+        ensure(core.filling_bytes() == filling, Checker::Custody, || {
+            format!("{} bytes are being saved, the core counts {}", filling, core.filling_bytes())
+        })?;
+        ensure(core.saves() == self.saves.len(), Checker::Model, || {
+            format!("{} reservations are open, the core counts {}", self.saves.len(), core.saves())
+        })
+    }
+
+    fn compare_operations(&self, core: &Core) -> Checked {
+        let mut seen = 0;
+        for view in core.operations() {
+            seen += 1;
+            let known = self.operations.get(&view.ticket);
+            let agrees = known.is_some_and(|op| {
+                (op.phase, op.bytes, op.owing.len()) == (view.phase, view.bytes, view.owing)
+            });
+            ensure(agrees, Checker::Ledger, || format!("the core has {view:?}, the model {known:?}"))?;
+        }
+        ensure(seen == self.operations.len(), Checker::Model, || {
+            format!("{} operations are alive, the core has {seen}", self.operations.len())
+        })
+    }
+
+    fn compare_accounts(&self, core: &Core) -> Checked {
+        let mut rows: BTreeMap<_, u64> = BTreeMap::new();
+        let mut totals: BTreeMap<_, u64> = BTreeMap::new();
+        for op in self.operations.values().filter(|op| op.phase != Phase::Waiting) {
+            let account = if op.handed { Account::Restoring } else { Account::Ready };
+            *rows.entry((op.instance, account)).or_default() += op.bytes;
+            *totals.entry(op.instance).or_default() += op.bytes;
+        }
+        let ledger = core.ledger();
+        for (&(instance, account), &bytes) in &rows {
+            let held = ledger.held_bytes(instance, account);
+            ensure(held == bytes, Checker::Ledger, || {
+                format!("{instance:?} owns {bytes} bytes {}, the ledger says {held}", account.name())
+            })?;
+        }
+        let all: u64 = totals.values().sum();
+        ensure(ledger.reserved_bytes() == all, Checker::Ledger, || {
+            format!("operations own {all} bytes, the ledger says {}", ledger.reserved_bytes())
+        })?;
+        ensure(all <= self.config.query_budget_bytes, Checker::Ledger, || {
+            format!("{all} bytes are over budget")
+        })?;
+        let most = totals.values().max().copied().unwrap_or(0);
+        ensure(most <= self.config.query_instance_budget_bytes, Checker::Ledger, || {
+            format!("an instance owns {most} bytes, more than its budget")
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! What the core's answers say, compared with what is known.
+
+use super::Model;
+use crate::content::Key;
+use crate::failure::{Checked, Checker, ensure, fail};
+use orbitkv_core::{
+    Core, Effect, Event, MissReason, OperationOutcome, PagePart, Phase, SessionId, SlotState, Ticket,
+};
+
+impl Model {
+    /// Takes the effects of an accepted or refused event, in order.
+    pub(super) fn effects(&mut self, event: &Event<'_>, effects: &[Effect], core: &Core) -> Checked {
+        for effect in effects {
+            match effect {
+                Effect::Operation { session, operation, revision, outcome } => {
+                    let ticket = Ticket { session: *session, operation: *operation, revision: *revision };
+                    self.outcome(ticket, outcome, core)?;
+                }
+                Effect::Granted { session, operation, revision, grants } => {
+                    let ticket = Ticket { session: *session, operation: *operation, revision: *revision };
+                    match event {
+                        Event::Reserve { request, .. } => self.granted(ticket, request, grants)?,
+                        other => return fail(Checker::Model, format!("{other:?} was answered with grants")),
+                    }
+                }
+                Effect::CloseSession { session } => self.replaced(*session, event)?,
+                Effect::Refused { .. }
+                | Effect::InstanceState { .. }
+                | Effect::Fence { .. }
+                | Effect::GrowSegment { .. }
+                | Effect::ShareSegment { .. }
+                | Effect::DropSegment { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Only a newer epoch of the same client may close a session.
+    fn replaced(&mut self, older: SessionId, event: &Event<'_>) -> Checked {
+        let by = match event {
+            Event::SessionOpened { client, session, .. } if *session > older => Some(*client),
+            _ => None,
+        };
+        let of = self.sessions.get(&older).map(|s| s.client);
+        ensure(by.is_some() && by == of, Checker::Model, || format!("{older:?} was closed by a stranger"))?;
+        self.closed(older);
+        Ok(())
+    }
+
+    fn outcome(&mut self, ticket: Ticket, outcome: &OperationOutcome, core: &Core) -> Checked {
+        let Some(op) = self.operations.get(&ticket) else {
+            return fail(Checker::Model, format!("{ticket:?} is over and was answered with {outcome:?}"));
+        };
+        match outcome {
+            OperationOutcome::Waiting => ensure(op.phase == Phase::Waiting, Checker::Model, || {
+                format!("{ticket:?} is {:?} and was told to wait", op.phase)
+            }),
+            OperationOutcome::Miss(reason) => self.missed(ticket, *reason, core),
+            OperationOutcome::Ready { pages, shards, parts } => match op.phase {
+                Phase::Waiting => self.leased(ticket, (*pages, *shards), parts, core),
+                _ => ensure(op.parts == *parts, Checker::Model, || {
+                    format!("{ticket:?} was answered with other pages than before")
+                }),
+            },
+        }
+    }
+
+    fn missed(&mut self, ticket: Ticket, reason: MissReason, core: &Core) -> Checked {
+        let Some(op) = self.operations.get(&ticket) else {
+            return Ok(());
+        };
+        let fits = match reason {
+            MissReason::Expired => op.phase == Phase::Ready,
+            _ => op.phase == Phase::Waiting,
+        };
+        ensure(fits, Checker::Model, || {
+            format!("{ticket:?} is {:?} and became a miss: {reason:?}", op.phase)
+        })?;
+        if reason == MissReason::Absent {
+            ensure(self.expected(ticket, core) == 0, Checker::Model, || {
+                format!("{ticket:?} missed a page that is there")
+            })?;
+        }
+        self.operations.remove(&ticket);
+        Ok(())
+    }
+
+    /// Pages of the wanted prefix that are committed and still in memory.
+    pub(super) fn expected(&self, ticket: Ticket, core: &Core) -> usize {
+        let Some(op) = self.operations.get(&ticket) else {
+            return 0;
+        };
+        let resident = |parts: &Vec<PagePart>| {
+            parts.iter().all(|p| core.slot(p.slot).is_some_and(|s| s.state == SlotState::Resident))
+        };
+        let here = |key: Option<Key>| {
+            key.and_then(|key| self.complete.get(&key)).is_some_and(|commits| commits.iter().any(resident))
+        };
+        op.hashes.iter().take_while(|hash| here(self.key(ticket.session, op.group, **hash))).count()
+    }
+
+    /// A first answer with pages: each must be committed in full, under that name, and not forgotten.
+    fn leased(
+        &mut self,
+        ticket: Ticket,
+        (pages, shards): (u32, u16),
+        parts: &[PagePart],
+        core: &Core,
+    ) -> Checked {
+        let expected = self.expected(ticket, core);
+        let (want_shards, slot_bytes) = self.shape(ticket.session, self.group_of(ticket));
+        let Some(op) = self.operations.get(&ticket) else {
+            return Ok(());
+        };
+        let (count, width) = (pages as usize, usize::from(shards));
+        let fits = shards == want_shards && parts.len() == count * width && count > 0;
+        ensure(fits, Checker::Model, || format!("{ticket:?} got {pages} pages in {} parts", parts.len()))?;
+        for (hash, of_page) in op.hashes.iter().zip(parts.chunks(width)) {
+            let commits = self.key(ticket.session, op.group, *hash).and_then(|key| self.complete.get(&key));
+            let known = commits.is_some_and(|commits| commits.iter().any(|parts| parts == of_page));
+            ensure(known, Checker::Bytes, || {
+                format!(
+                    "{ticket:?} was given {hash:?} in {of_page:?}, which was never committed or is forgotten"
+                )
+            })?;
+        }
+        let page_bytes = slot_bytes * u64::from(shards);
+        let own = self.config.query_instance_budget_bytes.min(self.config.query_budget_bytes);
+        let bypassed = page_bytes * expected as u64 > own;
+        ensure(count == expected || (bypassed && count < expected), Checker::Model, || {
+            format!("{ticket:?} got {count} pages of {expected} that are there")
+        })?;
+        self.check_overtaking(ticket, core)?;
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.phase = Phase::Ready;
+            op.bytes = page_bytes * u64::from(pages);
+            op.parts = parts.to_vec();
+        }
+        Ok(())
+    }
+
+    fn group_of(&self, ticket: Ticket) -> orbitkv_core::GroupId {
+        self.operations.get(&ticket).map_or(orbitkv_core::GroupId::PROBE, |op| op.group)
+    }
+}

@@ -1,0 +1,288 @@
+//! What an event must do, before and after the core has seen it.
+
+use super::{Model, Operation, Session};
+use orbitkv_core::{
+    ClientId, Demand, Event, GroupId, Micros, OperationId, Phase, Role, SaveRequest, SessionId, SessionSpec,
+    SlotRef, Ticket,
+};
+use std::collections::BTreeSet;
+
+/// What the rules say to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    MustAccept,
+    MustRefuse,
+    /// Depends on limits that the model does not keep.
+    Either,
+}
+
+fn refuse_if(wrong: bool) -> Verdict {
+    if wrong { Verdict::MustRefuse } else { Verdict::MustAccept }
+}
+
+impl Model {
+    /// Whether the core must refuse the event.
+    pub(crate) fn verdict(&self, event: &Event<'_>) -> Verdict {
+        match *event {
+            // Epochs and seats are judged by what follows: only a newer epoch may close a session.
+            Event::SessionOpened { .. } => Verdict::Either,
+            Event::Query { session, .. }
+            | Event::Restore { session, .. }
+            | Event::Release { session, .. }
+            | Event::Cancel { session, .. }
+            | Event::Reserve { session, .. }
+            | Event::Attest { session, .. }
+            | Event::CopyDone { session, .. }
+            | Event::BadPage { session, .. }
+            | Event::Commit { session, .. }
+            | Event::Abort { session, .. }
+            | Event::Fenced { session, .. }
+            | Event::Forget { session, .. }
+            | Event::Reset { session }
+                if self.open(session).is_none() =>
+            {
+                Verdict::MustRefuse
+            }
+            Event::Query { session, operation, revision, demand } => {
+                self.verdict_on_query(Ticket { session, operation, revision }, &demand)
+            }
+            Event::Reserve { session, operation, revision, request } => {
+                self.verdict_on_reserve(Ticket { session, operation, revision }, &request)
+            }
+            Event::Restore { session, operation, revision } => {
+                let live = self.live(session, operation);
+                let op = live.filter(|t| t.revision == revision).and_then(|t| self.operations.get(&t));
+                refuse_if(op.is_none_or(|op| {
+                    let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
+                    op.phase == Phase::Waiting || nobody
+                }))
+            }
+            Event::Release { session, operation, revision }
+            | Event::Cancel { session, operation, revision } => {
+                refuse_if(self.live(session, operation).is_some_and(|live| revision < live.revision))
+            }
+            Event::Commit { session, slot, hash, .. } => {
+                let fill = self.fills.get(&slot).filter(|f| f.writer == session && !f.quarantined);
+                let page = fill.and_then(|f| self.pages.get(&f.page));
+                refuse_if(page.is_none_or(|p| p.key.hash != hash))
+            }
+            Event::Abort { session, slot } => {
+                let fill = self.fills.get(&slot).filter(|f| !f.quarantined);
+                let mine = fill.is_some_and(|f| {
+                    let owner = self.pages.get(&f.page).map(|p| p.saver.0);
+                    f.writer == session || owner == Some(session)
+                });
+                refuse_if(!mine)
+            }
+            Event::Fenced { session, scheduler } => {
+                refuse_if(self.open(scheduler).is_some() && scheduler != session)
+            }
+            Event::Attest { .. }
+            | Event::CopyDone { .. }
+            | Event::BadPage { .. }
+            | Event::Forget { .. }
+            | Event::Reset { .. }
+            // Nobody can be refused for these.
+            | Event::SessionClosed { .. }
+            | Event::SessionGone { .. }
+            | Event::DropUnleased
+            | Event::SegmentReady { .. }
+            | Event::SegmentFailed { .. }
+            | Event::Tick => Verdict::MustAccept,
+        }
+    }
+
+    fn verdict_on_query(&self, ticket: Ticket, demand: &Demand<'_>) -> Verdict {
+        match self.live(ticket.session, ticket.operation) {
+            Some(live) if ticket.revision == live.revision => {
+                let same = |op: &Operation| op.group == demand.group && op.hashes == demand.hashes;
+                refuse_if(!self.operations.get(&live).is_some_and(same))
+            }
+            Some(live) => refuse_if(ticket.revision < live.revision),
+            None => refuse_if(self.used(ticket)),
+        }
+    }
+
+    fn verdict_on_reserve(&self, ticket: Ticket, request: &SaveRequest<'_>) -> Verdict {
+        match self.saves.get(&(ticket.session, ticket.operation)) {
+            Some(save) => {
+                let (group, parent, first_depth, hashes) = &save.request;
+                let same = (*group, *parent, *first_depth)
+                    == (request.group, request.parent, request.first_depth)
+                    && hashes == request.hashes;
+                refuse_if(!same || save.revision != ticket.revision)
+            }
+            None if self.used(ticket) => Verdict::MustRefuse,
+            None => Verdict::Either,
+        }
+    }
+
+    fn used(&self, ticket: Ticket) -> bool {
+        self.sessions.get(&ticket.session).is_none_or(|s| ticket.operation.0 <= s.last_operation)
+    }
+
+    /// The event was accepted: what it changes by itself. Answers are learned from the effects.
+    pub(crate) fn accept(&mut self, now: Micros, event: &Event<'_>) {
+        match *event {
+            Event::SessionOpened { session, client, spec, .. } => self.opened(session, client, spec),
+            Event::SessionClosed { session } => self.closed(session),
+            Event::SessionGone { session, .. } => {
+                self.closed(session);
+                self.settle(session, None);
+                self.end_fills(session, None);
+                self.sessions.remove(&session);
+            }
+            Event::Fenced { session, scheduler } => {
+                self.settle(session, Some(scheduler));
+                self.end_fills(session, Some(scheduler));
+            }
+            Event::Query { session, operation, revision, demand } => {
+                self.asked(now, Ticket { session, operation, revision }, &demand);
+            }
+            Event::Reserve { session, operation, .. } => self.use_number(session, operation),
+            Event::Restore { session, operation, revision } => {
+                self.handed(Ticket { session, operation, revision });
+            }
+            Event::Release { session, operation, .. } | Event::Cancel { session, operation, .. } => {
+                if let Some(live) = self.live(session, operation) {
+                    self.stop(live);
+                }
+            }
+            Event::CopyDone { session, ticket } => self.copy_done(session, ticket),
+            Event::Commit { slot, crc, .. } => self.committed(slot, crc),
+            Event::Abort { slot, .. } => self.aborted(slot),
+            Event::BadPage { session, slot } => self.bad_page(session, slot),
+            Event::Forget { session, group, hashes } => self.forget(session, group, hashes),
+            Event::Reset { session } => self.reset(session),
+            Event::DropUnleased => self.drop_unleased(),
+            Event::Attest { .. } | Event::SegmentReady { .. } | Event::SegmentFailed { .. } | Event::Tick => {
+            }
+        }
+    }
+
+    fn opened(&mut self, session: SessionId, client: ClientId, spec: &SessionSpec) {
+        let fresh = Session { client, spec: spec.clone(), open: true, last_operation: 0 };
+        self.sessions.insert(session, fresh);
+    }
+
+    /// Interest ends; what is being written can never be committed any more.
+    pub(super) fn closed(&mut self, session: SessionId) {
+        let Some(known) = self.sessions.get_mut(&session).filter(|s| s.open) else {
+            return;
+        };
+        known.open = false;
+        let own = self.operations.keys().filter(|t| t.session == session);
+        for ticket in own.copied().collect::<Vec<_>>() {
+            self.stop(ticket);
+        }
+        self.quarantine(session);
+    }
+
+    pub(super) fn use_number(&mut self, session: SessionId, operation: OperationId) {
+        if let Some(known) = self.sessions.get_mut(&session) {
+            known.last_operation = known.last_operation.max(operation.0);
+        }
+    }
+
+    /// A new query, or a new version of one. A repetition changes nothing.
+    fn asked(&mut self, now: Micros, ticket: Ticket, demand: &Demand<'_>) {
+        self.use_number(ticket.session, ticket.operation);
+        if let Some(live) = self.live(ticket.session, ticket.operation) {
+            if live.revision == ticket.revision {
+                return;
+            }
+            self.stop(live);
+        }
+        let Some(instance) = self.sessions.get(&ticket.session).map(|s| s.spec.instance) else {
+            return;
+        };
+        let lifetime = self.config.operation_lifetime_ms;
+        let wait_ms = demand.deadline_ms.map_or(lifetime, |ms| lifetime.min(u64::from(ms)));
+        self.arrivals += 1;
+        let operation = Operation {
+            instance,
+            phase: Phase::Waiting,
+            handed: false,
+            group: demand.group,
+            hashes: demand.hashes.to_vec(),
+            parts: Vec::new(),
+            bytes: 0,
+            owing: BTreeSet::new(),
+            early: BTreeSet::new(),
+            place: (now.plus_ms(wait_ms).0, self.arrivals),
+        };
+        self.operations.insert(ticket, operation);
+    }
+
+    fn handed(&mut self, ticket: Ticket) {
+        let workers = match self.sessions.get(&ticket.session) {
+            Some(s) if matches!(s.spec.role, Role::Worker { .. }) => BTreeSet::from([ticket.session]),
+            Some(s) => self.workers(s.spec.instance).into_values().collect(),
+            None => BTreeSet::new(),
+        };
+        if let Some(op) = self.operations.get_mut(&ticket)
+            && op.phase == Phase::Ready
+        {
+            op.phase = Phase::Restoring;
+            op.handed = true;
+            op.owing = workers.difference(&op.early).copied().collect();
+        }
+    }
+
+    /// Interest in the operation ends. It is over once nobody copies.
+    pub(super) fn stop(&mut self, ticket: Ticket) {
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.phase = Phase::Draining;
+            if op.owing.is_empty() {
+                self.operations.remove(&ticket);
+            }
+        }
+    }
+
+    fn copy_done(&mut self, worker: SessionId, ticket: Ticket) {
+        let instance = self.sessions.get(&worker).map(|s| s.spec.instance);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.owing.remove(&worker);
+        if op.phase == Phase::Ready && instance == Some(op.instance) {
+            op.early.insert(worker);
+        }
+        self.end_if_drained(ticket);
+    }
+
+    fn end_if_drained(&mut self, ticket: Ticket) {
+        let over = |op: &Operation| op.phase == Phase::Draining && op.owing.is_empty();
+        if self.operations.get(&ticket).is_some_and(over) {
+            self.operations.remove(&ticket);
+        }
+    }
+
+    /// The worker copies nothing any more, for anybody or for one owner.
+    fn settle(&mut self, worker: SessionId, owner: Option<SessionId>) {
+        let tickets: Vec<Ticket> = self.operations.keys().copied().collect();
+        for ticket in tickets.into_iter().filter(|t| owner.is_none_or(|o| t.session == o)) {
+            if let Some(op) = self.operations.get_mut(&ticket) {
+                op.owing.remove(&worker);
+            }
+            self.end_if_drained(ticket);
+        }
+    }
+
+    fn forget(&mut self, session: SessionId, group: GroupId, hashes: &[orbitkv_core::BlockHash]) {
+        for hash in hashes {
+            if let Some(key) = self.key(session, group, *hash) {
+                self.complete.remove(&key);
+            }
+        }
+    }
+
+    fn bad_page(&mut self, session: SessionId, slot: SlotRef) {
+        let Some(namespace) = self.sessions.get(&session).map(|s| s.spec.namespace) else {
+            return;
+        };
+        for (_, commits) in self.complete.iter_mut().filter(|(key, _)| key.namespace == namespace) {
+            commits.retain(|parts| parts.iter().all(|p| p.slot != slot));
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! A scheduler client: what it has asked for, and what it does with the answers.
+
+use crate::content::Key;
+use crate::engine::{Direction, TicketPage, WorkTicket};
+use crate::exam::Exam;
+use crate::failure::{Checked, Checker, fail};
+use crate::heap::Happening;
+use crate::translate;
+use crate::world::World;
+use orbitkv_core::{BlockHash, GroupId, OperationId, PagePart, Revision, SessionId, Ticket};
+use orbitkv_wire::{GrantStatus, GrantedBody, Slot, ToClient, ToManager};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// What it knows of one of its operations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum AskState {
+    /// No answer yet, or it was lost.
+    Asked,
+    /// A query that waits for budget.
+    Waiting,
+    /// Leased pages, page-major.
+    Ready { parts: Vec<PagePart>, shards: u16 },
+    /// In the workers' hands: ranks that have not told yet, and whether all told of success.
+    Handed { left: BTreeSet<u16>, pages: usize, well: bool },
+    /// Slots that no worker knows of.
+    Granted { pages: Vec<(BlockHash, Vec<PagePart>)> },
+}
+
+/// A query or a reservation.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    pub(crate) save: bool,
+    pub(crate) revision: u32,
+    pub(crate) group: GroupId,
+    pub(crate) hashes: Vec<BlockHash>,
+    pub(crate) parent: Option<BlockHash>,
+    pub(crate) first_depth: u32,
+    pub(crate) deadline_ms: u32,
+    /// Before it was first sent. A repetition gets the first answer, so it keeps the first time.
+    pub(crate) issued_us: u64,
+    /// Requests of the same name that broke a rule on purpose and have not been refused yet.
+    pub(crate) abuses: u32,
+    pub(crate) state: AskState,
+}
+
+/// All its operations, by number.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Desk {
+    pub(crate) asks: BTreeMap<u64, Ask>,
+    pub(crate) exam: Exam,
+}
+
+impl World {
+    pub(crate) fn ask(&self, client: usize, operation: u64) -> Option<&Ask> {
+        self.clients[client].desk.as_ref()?.asks.get(&operation)
+    }
+
+    pub(crate) fn ask_mut(&mut self, client: usize, operation: u64) -> Option<&mut Ask> {
+        self.clients[client].desk.as_mut()?.asks.get_mut(&operation)
+    }
+
+    pub(crate) fn drop_ask(&mut self, client: usize, operation: u64) -> Option<Ask> {
+        self.clients[client].desk.as_mut()?.asks.remove(&operation)
+    }
+
+    pub(crate) fn operation(&mut self, client: usize) -> u64 {
+        self.clients[client].next_operation += 1;
+        self.clients[client].next_operation
+    }
+
+    /// Sends the request behind an ask, for the first time or again.
+    pub(crate) fn send_ask(&mut self, client: usize, operation: u64) {
+        let Some(ask) = self.ask(client, operation).cloned() else {
+            return;
+        };
+        let hashes: Vec<_> = ask.hashes.iter().map(|h| h.0).collect();
+        let message = if ask.save {
+            let (parent, first_depth) = (ask.parent.map(|p| p.0), ask.first_depth);
+            ToManager::Reserve { group: ask.group.0, parent, first_depth, hashes: &hashes }
+        } else {
+            ToManager::Query { group: ask.group.0, deadline_ms: ask.deadline_ms, hashes: &hashes }
+        };
+        self.send_up(client, (operation, ask.revision), &message);
+    }
+
+    /// Begins a query or a reservation.
+    pub(crate) fn begin_ask(&mut self, client: usize, ask: Ask) -> u64 {
+        let operation = self.operation(client);
+        if let Some(desk) = &mut self.clients[client].desk {
+            desk.asks.insert(operation, ask);
+        }
+        self.send_ask(client, operation);
+        operation
+    }
+
+    /// Its connection is gone, and with it every operation. Workers are fenced by the manager.
+    pub(crate) fn desk_lost(&mut self, client: usize) {
+        if let Some(desk) = &mut self.clients[client].desk {
+            desk.asks.clear();
+            desk.exam.restart();
+        }
+    }
+
+    /// An answer to one of its requests.
+    pub(crate) fn desk_answer(
+        &mut self,
+        client: usize,
+        (operation, revision): (u64, u32),
+        message: &ToClient<'_>,
+    ) -> Checked {
+        match message {
+            ToClient::Waiting => {
+                if let Some(ask) = self.current(client, operation, revision)
+                    && ask.state == AskState::Asked
+                {
+                    ask.state = AskState::Waiting;
+                }
+            }
+            ToClient::Ready { shards, parts, .. } => {
+                let parts: Vec<_> = parts.iter().map(translate::page_part).collect();
+                if let Some(ask) = self.current(client, operation, revision)
+                    && matches!(ask.state, AskState::Asked | AskState::Waiting)
+                {
+                    ask.state = AskState::Ready { parts, shards: *shards };
+                }
+            }
+            ToClient::Miss(_) => {
+                if self.current(client, operation, revision).is_some() {
+                    self.drop_ask(client, operation);
+                }
+            }
+            ToClient::Granted(body) => return self.granted(client, operation, revision, body),
+            ToClient::Refused { .. } => {
+                let known = self.current(client, operation, revision);
+                match known {
+                    Some(ask) if ask.abuses > 0 => ask.abuses -= 1,
+                    Some(_) => drop(self.drop_ask(client, operation)),
+                    None => {}
+                }
+            }
+            ToClient::InstanceState { .. }
+            | ToClient::Segment { .. }
+            | ToClient::SegmentGone { .. }
+            | ToClient::ResetDone => {}
+            other => return fail(Checker::Protocol, format!("a scheduler got {other:?}")),
+        }
+        Ok(())
+    }
+
+    /// The ask of that name, unless the answer is about an earlier revision.
+    fn current(&mut self, client: usize, operation: u64, revision: u32) -> Option<&mut Ask> {
+        self.ask_mut(client, operation).filter(|ask| ask.revision == revision)
+    }
+
+    fn granted(&mut self, client: usize, operation: u64, revision: u32, body: &GrantedBody<'_>) -> Checked {
+        let Some(ask) = self.current(client, operation, revision) else {
+            // The answer to a repetition; the first one came and was used.
+            return Ok(());
+        };
+        if body.statuses.len() != ask.hashes.len() {
+            let (got, want) = (body.statuses.len(), ask.hashes.len());
+            return fail(Checker::Protocol, format!("{got} grants for {want} pages"));
+        }
+        if ask.state != AskState::Asked {
+            return Ok(());
+        }
+        let mut parts = body.parts.chunks(usize::from(body.shards.max(1)));
+        let mut pages = Vec::new();
+        for (i, hash) in ask.hashes.iter().enumerate() {
+            if body.status(i) == Some(GrantStatus::Slots) {
+                let of_page = parts.next().unwrap_or_default();
+                pages.push((*hash, of_page.iter().map(translate::page_part).collect()));
+            }
+        }
+        if pages.is_empty() {
+            self.drop_ask(client, operation);
+        } else {
+            ask.state = AskState::Granted { pages };
+        }
+        Ok(())
+    }
+
+    fn ticket(&self, client: usize, operation: u64, ask: &Ask, direction: Direction) -> WorkTicket {
+        let known = &self.clients[client];
+        let owner = Ticket {
+            session: SessionId(known.session.unwrap_or(0)),
+            operation: OperationId(operation),
+            revision: Revision(ask.revision),
+        };
+        WorkTicket { direction, owner, group: ask.group, issued_us: ask.issued_us, pages: Vec::new() }
+    }
+
+    fn key(&self, client: usize, group: GroupId, hash: BlockHash) -> Key {
+        let namespace = self.engines[self.clients[client].engine].plan.namespace;
+        Key { namespace, group, hash }
+    }
+
+    /// Hands a ready lease to the workers.
+    pub(crate) fn hand_restore(&mut self, client: usize, operation: u64) {
+        let Some(ask) = self.ask(client, operation).cloned() else {
+            return;
+        };
+        let AskState::Ready { parts, shards } = &ask.state else {
+            return;
+        };
+        let mut ticket = self.ticket(client, operation, &ask, Direction::Restore);
+        // Before the manager is told: a worker compares it with the beginning of its own session.
+        ticket.issued_us = self.now_us;
+        for (hash, parts) in ask.hashes.iter().zip(parts.chunks(usize::from((*shards).max(1)))) {
+            let key = self.key(client, ask.group, *hash);
+            ticket.pages.push(TicketPage { key, parts: parts.to_vec() });
+        }
+        let pages = ticket.pages.len();
+        self.send_up(client, (operation, ask.revision), &ToManager::Restore);
+        let workers = self.engines[self.clients[client].engine].workers.clone();
+        let left = (0..u16::try_from(workers.len()).unwrap_or(0)).collect();
+        if let Some(ask) = self.ask_mut(client, operation) {
+            ask.state = AskState::Handed { left, pages, well: true };
+        }
+        // Usually the engine's way to its workers is longer than ours to the manager, but not always.
+        let read = self.clients[client].link.map_or(0, |link| self.links[link].up.drained_us());
+        let from = if self.plan.faults.early_tickets { self.now_us } else { read };
+        self.dispatch(&workers, from, ticket);
+    }
+
+    /// Hands granted slots to the workers.
+    pub(crate) fn hand_save(&mut self, client: usize, operation: u64) {
+        let Some(ask) = self.drop_ask(client, operation) else {
+            return;
+        };
+        let AskState::Granted { pages } = &ask.state else {
+            return;
+        };
+        let mut ticket = self.ticket(client, operation, &ask, Direction::Save);
+        for (hash, parts) in pages {
+            let key = self.key(client, ask.group, *hash);
+            ticket.pages.push(TicketPage { key, parts: parts.clone() });
+        }
+        let workers = self.engines[self.clients[client].engine].workers.clone();
+        self.dispatch(&workers, self.now_us, ticket);
+    }
+
+    fn dispatch(&mut self, workers: &[usize], from_us: u64, ticket: WorkTicket) {
+        let ticket = Rc::new(ticket);
+        for &worker in workers {
+            let at = from_us + self.rng.range(1, self.plan.engine_us);
+            self.heap.push(at, Happening::Dispatch { client: worker, ticket: Rc::clone(&ticket) });
+        }
+    }
+
+    /// Gives back slots that no worker knows of.
+    pub(crate) fn abandon(&mut self, client: usize, operation: u64) {
+        let Some(ask) = self.drop_ask(client, operation) else {
+            return;
+        };
+        if let AskState::Granted { pages } = &ask.state {
+            let slots: Vec<Slot> =
+                pages.iter().flat_map(|(_, parts)| parts).map(|p| translate::slot(p.slot)).collect();
+            self.send_up(client, (0, 0), &ToManager::Abort(&slots));
+        }
+    }
+
+    /// A worker's restore has ended, says the engine. With the last one the lease is needed no more.
+    pub(crate) fn told(&mut self, client: usize, session: u64, operation: u64, rank: u16, restored: bool) {
+        if !self.runs(client) || self.clients[client].session != Some(session) {
+            return;
+        }
+        let Some(ask) = self.ask_mut(client, operation) else {
+            return;
+        };
+        let revision = ask.revision;
+        let AskState::Handed { left, pages, well } = &mut ask.state else {
+            return;
+        };
+        left.remove(&rank);
+        *well &= restored;
+        if left.is_empty() {
+            let pages = if *well { *pages } else { 0 };
+            self.drop_ask(client, operation);
+            self.send_up(client, (operation, revision), &ToManager::Release);
+            self.exam_restored(client, operation, pages);
+        }
+    }
+}
