@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.engine import Engine, scheduler_client
-from support.holds import RESTORE_FAULT, Holds
+from support.holds import RESTORE_FAULT, Holds, listen
 from support.manager import Manager
 from support.prompts import restorable_tokens
 from support.wait import wait_until
@@ -101,6 +101,7 @@ def test_path_that_changes_bytes_turns_the_cache_off_until_it_is_sound(
     lines: list[str],
     fault: str,
 ) -> None:
+    listen()
     holds.set(RESTORE_FAULT, fault)
     engine = new_engine(manager, wait_active=False)
     worker = worker_client(engine)
