@@ -66,6 +66,16 @@ impl Sessions {
         self.all.remove(&id)
     }
 
+    /// Sessions of the speaker's client and process after `last_heard` and before its present epoch.
+    pub(crate) fn unheard(&self, last_heard: u64, process: u64, speaker: &Registration) -> Vec<u64> {
+        let later = self.all.range(last_heard.saturating_add(1)..);
+        let own = |s: &Session| {
+            let whose = &s.registration;
+            s.process == process && whose.client == speaker.client && whose.epoch < speaker.epoch
+        };
+        later.filter(|(_, s)| own(s)).map(|(id, _)| *id).collect()
+    }
+
     /// Sessions with a connection.
     pub(crate) fn open(&self) -> usize {
         self.all.values().filter(|s| s.connection.is_some()).count()

@@ -132,7 +132,9 @@ fn a_reconnecting_client_attests_in_its_hello() {
 fn a_client_attests_later_than_its_hello() {
     let manager = Manager::start();
     let session = disconnected_in_mid_save(&manager);
-    let mut engine = Engine::with_hello(&manager.socket, &hello(1, 1, 2));
+    let mut again = hello(1, 1, 2);
+    again.resume = Some(Resume { session, copies_ended: false });
+    let mut engine = Engine::with_hello(&manager.socket, &again);
     assert!(quarantined(&manager) > 0);
     engine.send(&ToManager::CopiesEnded { session }, 0, 0);
     wait_for("the quarantine to end", || (quarantined(&manager) == 0).then_some(()));
@@ -140,6 +142,22 @@ fn a_client_attests_later_than_its_hello() {
     engine.send(&ToManager::CopiesEnded { session }, 0, 0);
     engine.save(&[1]);
     assert_eq!(engine.query(&[1]).1.len(), 1);
+}
+
+#[test]
+fn a_session_that_its_client_never_heard_of_ends_with_the_next_hello() {
+    let manager = Manager::start();
+    let session = Engine::start(&manager).session;
+    let mut again = hello(1, 1, 2);
+    again.resume = Some(Resume { session, copies_ended: true });
+    let mut engine = Engine::with_hello(&manager.socket, &again);
+    engine.reserve(&[1]);
+    drop(engine);
+    wait_for("the quarantine", || (quarantined(&manager) > 0).then_some(()));
+    // It names the first session once more: no welcome of the second one ever reached it.
+    again.epoch = 3;
+    let _engine = Engine::with_hello(&manager.socket, &again);
+    assert_eq!(quarantined(&manager), 0);
 }
 
 #[test]

@@ -42,7 +42,14 @@ fn seeds_with_stories() {
     }
 }
 
-const STORIES: &[(u64, &str)] = &[(0, "a rank whose probe page was granted to another rank")];
+const STORIES: &[(u64, &str)] = &[
+    (0, "a rank's probe page was granted to another rank"),
+    (68, "a reservation refused by a limit was granted when it came again, to an owner that had given up"),
+    (70, "a worker refused a ticket of its earlier session without a word, and was waited for"),
+    (84, "a worker was done before the manager had read the restore, and was waited for"),
+    (344, "small demands overtook a large one of their own instance"),
+    (1300, "a session whose welcome was never read was waited for"),
+];
 
 #[cfg(feature = "plant")]
 mod plants {

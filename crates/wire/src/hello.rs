@@ -35,7 +35,8 @@ pub struct HelloGroup {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resume {
-    /// The earlier session.
+    /// The last session that welcomed this client. The manager ends those between it and this hello:
+    /// the client never heard of them, so none of its copies can run in them.
     pub session: u64,
     /// All its copies have ended and none will start.
     pub copies_ended: bool,

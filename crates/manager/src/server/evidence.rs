@@ -41,8 +41,23 @@ impl Server {
         if whose.epoch >= speaker.epoch {
             return Err(format!("session {old} is not older than the one that says its copies ended"));
         }
+        self.attested(old);
+        Ok(())
+    }
+
+    /// Ends sessions that were opened and whose welcome never reached the client: it names the last one
+    /// that did, so it has started no copy in a later one and will never speak of it.
+    pub(super) fn end_unheard(&mut self, last_heard: u64, process: u64, speaker: &Registration) {
+        for session in self.sessions.unheard(last_heard, process, speaker) {
+            self.attested(session);
+        }
+    }
+
+    fn attested(&mut self, old: u64) {
+        let Some(session) = self.sessions.get(old) else { return };
+        let (process, connection) = (session.process, session.connection);
         // Its end may not have been read from its socket yet.
-        if let Some(connection) = session.connection {
+        if let Some(connection) = connection {
             self.close(connection, CloseReason::Replaced);
         }
         self.sessions.remove(old);
@@ -50,7 +65,6 @@ impl Server {
             process.sessions.remove(&old);
         }
         self.feed(Event::SessionGone { session: SessionId(old), evidence: Evidence::Attested });
-        Ok(())
     }
 
     /// Forgets closed sessions of which the core knows nothing more: nothing was in their custody.

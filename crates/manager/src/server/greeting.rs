@@ -28,6 +28,7 @@ impl Server {
             Err(error) => return self.reject(id, &error.to_string()),
         };
         let Some(process) = self.process_of(id) else { return };
+        self.end_unheard(resume.as_ref().map_or(0, |r| r.session), process, &registration);
         let unowned = resume
             .filter(|r| r.copies_ended)
             .and_then(|Resume { session, .. }| self.copies_ended(session, process, &registration).err());
