@@ -7,8 +7,6 @@ imports are paid once), but vLLM keeps process-wide state that two at once would
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import tempfile
 import zlib
@@ -21,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from support.engine import Engine, EngineSettings
 from support.environment import set_engine_environment
-from support.holds import Holds
+from support.holds import Holds, hooks_directory
 from support.manager import Manager
 from support.prompts import prompt
 
@@ -30,11 +28,9 @@ set_engine_environment()
 
 @pytest.fixture(scope="session")
 def test_dir() -> Iterator[Path]:
-    """Where hold points of this process are reached. A process listens in one directory for all its life."""
-    directory = Path(tempfile.mkdtemp(prefix="okv-"))
-    os.environ["ORBITKV_TEST_DIR"] = str(directory)
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
+    """Where hold points of this process are reached."""
+    with hooks_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")

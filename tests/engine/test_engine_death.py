@@ -66,6 +66,7 @@ def test_engine_killed_in_the_middle_of_a_save(
     expected = victim.call("finish", ["saved"])["saved"].tokens
     victim.step_until(lambda: victim.holds.reached(COPY_SAVE) > 0, "the save is held")
     assert manager.status()["save"]["inflight_bytes"] > 0
+    assert manager.status()["pool"]["pages"] == pages, "a page is visible before its commit"
     victim.kill()
     wait_until(lambda: manager.active_instances() == 1, "the manager knows that the engine is gone")
     manager.assert_drained()

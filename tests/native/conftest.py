@@ -3,8 +3,6 @@ a wheel with test hooks, which `make test` puts on their paths."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,17 +15,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from scripted import Instance
-from support.holds import Holds
+from support.holds import Holds, hooks_directory
 from support.manager import Manager
 
 
 @pytest.fixture(scope="session")
 def test_dir() -> Iterator[Path]:
-    """Where hold points of this process are reached. A process listens in one directory for all its life."""
-    directory = Path(tempfile.mkdtemp(prefix="okv-"))
-    os.environ["ORBITKV_TEST_DIR"] = str(directory)
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
+    """Where hold points of this process are reached."""
+    with hooks_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -116,9 +117,13 @@ def test_quarantine_lasts_as_long_as_the_process(
     wait_until(lambda: quarantined() == inflight, "the slots are quarantined")
     assert manager.status()["sessions"]["unfinished"] > 0
     # The pool is filled around them.
-    for index in range(40):
-        survivor.save_what_fits(f"fill-{index}", 8)
-    assert manager.counters()["evicted_pages"] > 0
+    names = itertools.count()
+
+    def fill() -> bool:
+        survivor.save_what_fits(f"fill-{next(names)}", 8)
+        return manager.counters()["evicted_pages"] > 3 * PAGES
+
+    wait_until(fill, "pages are evicted")
     assert quarantined() == inflight
     assert is_alive(victim.pid)
     victim.kill()

@@ -9,6 +9,7 @@ import pytest
 from scripted import PAGE_BYTES, Instance
 from support.filler import Filler
 from support.manager import Manager
+from support.wait import wait_until
 
 from orbitkv import _native as native
 
@@ -29,27 +30,26 @@ def small_manager(new_manager: Callable[..., Manager]) -> Manager:
 def press(
     request: pytest.FixtureRequest, small_manager: Manager, new_instance: Connect
 ) -> Iterator[Callable[[], None]]:
-    """Another client that fills the pool four times over. One of the same namespace takes single pages, one
-    of another takes whole segments."""
-    before = small_manager.counters()["evicted_pages"]
+    """Another client that presses twice the pool out of the pool. One of the same namespace takes single
+    pages, one of another takes whole segments."""
 
-    def assert_pressed() -> None:
-        assert small_manager.counters()["evicted_pages"] - before > POOL_PAGES // 2
+    def press_with(save: Callable[[], object]) -> None:
+        before = small_manager.counters()["evicted_pages"]
+        enough = 2 * POOL_PAGES
+        wait_until(
+            lambda: small_manager.counters()["evicted_pages"] - before >= enough,
+            f"{enough} pages are evicted",
+            meanwhile=save,
+        )
 
     if request.param == "another namespace":
         filler = Filler(small_manager, PAGE_BYTES)
-        yield lambda: (filler.fill(4 * POOL_PAGES), assert_pressed())
+        yield lambda: press_with(lambda: filler.fill(16))
         filler.close()
     else:
         other = new_instance(small_manager)
         names = itertools.count()
-
-        def fill() -> None:
-            for _ in range(4 * POOL_PAGES // 8):
-                other.save_what_fits(f"pressure-{next(names)}", 8)
-            assert_pressed()
-
-        yield fill
+        yield lambda: press_with(lambda: other.save_what_fits(f"pressure-{next(names)}", 8))
 
 
 def operations(manager: Manager) -> int:

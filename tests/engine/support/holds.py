@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,20 @@ ANSWER_S = 10.0
 
 class HoldsError(Exception):
     """The process has no hold points, or does not know what it was asked."""
+
+
+@contextmanager
+def hooks_directory() -> Iterator[Path]:
+    """Where this process and its children are reached. A process listens in one directory for all its life,
+    so whoever asks second gets the first one's, and the first one removes it."""
+    if given := os.environ.get("ORBITKV_TEST_DIR"):
+        yield Path(given)
+        return
+    directory = Path(tempfile.mkdtemp(prefix="okv-"))
+    os.environ["ORBITKV_TEST_DIR"] = str(directory)
+    yield directory
+    del os.environ["ORBITKV_TEST_DIR"]
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def listen() -> None:
