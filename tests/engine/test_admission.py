@@ -40,9 +40,9 @@ def build(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]
 
 def queue_first_and_stored(
     engine: Engine, copies: Holds, first: list[int], stored: list[int], on_hand: Callable[[], bool]
-) -> None:
+) -> int:
     """The large one in front, its answer held until the stored one behind it is as far as `on_hand` says; the
-    restore, if there is one by then, ends last."""
+    restore, if there is one by then, ends last. How many restores began in front of the large one."""
     answers = engine.manager.holds
     with copies.held(COPY_RESTORE):
         with answers.switched(QUERY_REPLY_FIRST, 1), answers.held(QUERY_REPLY):
@@ -53,8 +53,10 @@ def queue_first_and_stored(
             for _ in range(5):
                 engine.step()
             assert engine.generated("first") == engine.generated("stored") == 0
+            overtook = copies.reached(COPY_RESTORE)
         for _ in range(20):
             engine.step()
+    return overtook
 
 
 def is_stuck(engine: Engine, names: set[str]) -> bool:
@@ -79,9 +81,10 @@ def test_case_a01_the_stall_completes(
     engine.press_out()
 
     answered = engine.manager.counters()["ram_pages"] + STORED_TOKENS // 32
-    queue_first_and_stored(
+    overtook = queue_first_and_stored(
         engine, holds, first, stored, lambda: engine.manager.counters()["ram_pages"] >= answered
     )
+    assert overtook == 0, "a restore took the room that the request in front of it needs"
     results = engine.finish(["first", "stored"])
     assert {name: result.tokens for name, result in results.items()} == controls
     assert [results[name].cached for name in ("first", "stored")] == [0, 1984]
@@ -96,7 +99,8 @@ def test_control_the_stall_hangs_without_the_rule(
     first, stored = new_prompt(FIRST_TOKENS, 0), new_prompt(STORED_TOKENS, 1)
     engine.run(stored)
     engine.press_out()
-    queue_first_and_stored(engine, holds, first, stored, lambda: holds.reached(COPY_RESTORE) > 0)
+    overtook = queue_first_and_stored(engine, holds, first, stored, lambda: holds.reached(COPY_RESTORE) > 0)
+    assert overtook == 1
     assert is_stuck(engine, {"first", "stored"})
     # The way out that a user has.
     engine.abort("first")

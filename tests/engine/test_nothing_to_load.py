@@ -18,10 +18,14 @@ def test_case_a05_engine_holds_more_than_the_manager(
     monkeypatch: pytest.MonkeyPatch,
     load_mode: str,
 ) -> None:
-    """Twenty blocks in the engine, ten of them in the manager: nothing is left to load, which is zero."""
+    """A prompt of 25 blocks, twenty of them in the engine and ten in the manager: nothing is left to load,
+    which is zero."""
     engine = new_engine(new_manager(), connector={"load_mode": load_mode})
-    tokens = new_prompt(660)
+    tokens = new_prompt(800)
     cold = engine.run(tokens)
+    engine.press_out()
+    engine.manager.drop_memory()
+    engine.run(tokens[:641])
     engine.manager.drop_memory()
     engine.run(tokens[:321])
     assert engine.manager.status()["pool"]["pages"] == 10
