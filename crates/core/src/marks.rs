@@ -49,6 +49,8 @@ marks! {
     CancelDuringCopy,
     /// A released restore waited for a worker.
     ReleaseBeforeDone,
+    /// A scheduler's connection ended with a ready lease: its workers were presumed to have it.
+    PresumedHandedOut,
     /// A worker was done before the owner's restore was read.
     DoneBeforeRestore,
     /// A copy ended after its operation began to drain.

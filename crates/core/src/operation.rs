@@ -32,6 +32,8 @@ pub(crate) struct Operation {
     pub(crate) queued: Option<(Micros, u64)>,
     /// Whether the deadline, not the lifetime, ends the wait.
     pub(crate) by_deadline: bool,
+    /// The lease has run out and its owner was asked to give it back.
+    pub(crate) revoked: bool,
     /// Workers that have not said that they are done.
     pub(crate) owing: Vec<Owing>,
     /// Workers that said so before the owner's `Restore` was read: the engine carries a ticket to its

@@ -280,8 +280,41 @@ fn an_unclaimed_lease_expires_and_a_claimed_one_does_not() {
     let (claimed, _) = world.query(&chain(0..1));
     world.restore(claimed);
     assert_eq!(outcomes(world.later(200)), [OperationOutcome::Miss(MissReason::Expired)]);
-    assert_eq!(refusal(&world.restore(unclaimed)), &Refusal::UnknownOperation);
     assert_eq!(world.core.operations_in(Phase::Restoring), 1);
+    assert_eq!(world.core.operations_in(Phase::Ready), 1, "asked for, not taken");
+    world.release(unclaimed);
+    assert_eq!(refusal(&world.restore(unclaimed)), &Refusal::UnknownOperation);
+}
+
+#[test]
+fn a_restore_that_crosses_the_expiry_of_its_lease_keeps_its_pages() {
+    let mut world = World::new(1, |c| {
+        c.lease_ttl_ms = 100;
+        c.query_budget_bytes = c.pool_bytes;
+        c.query_instance_budget_bytes = c.pool_bytes;
+    });
+    world.save(&chain(0..1), None, 0);
+    let (ticket, _) = world.query(&chain(0..1));
+    world.later(200);
+    assert_eq!(world.restore(ticket), []);
+    assert_eq!(world.reserve(&chain(5..6), None, 0), [Grant::Refused], "the page is being read");
+    world.release(ticket);
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert!(matches!(world.reserve(&chain(5..6), None, 0)[..], [Grant::Slots(_)]));
+}
+
+#[test]
+fn a_lease_whose_restore_was_lost_with_the_connection_stays_until_its_workers_are_fenced() {
+    let mut world = World::new(1, |c| {
+        c.query_budget_bytes = c.pool_bytes;
+        c.query_instance_budget_bytes = c.pool_bytes;
+    });
+    world.save(&chain(0..1), None, 0);
+    world.query(&chain(0..1));
+    world.step(Event::SessionClosed { session: SCHEDULER });
+    assert_eq!(world.core.operations_in(Phase::Draining), 1);
+    world.step(Event::Fenced { session: WORKER, scheduler: SCHEDULER });
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
 }
 
 #[test]

@@ -111,7 +111,8 @@ impl World {
                 (Direction::Save, body.parts)
             }
             (Step::Querying, ToClient::Ready { parts, .. }) => (Direction::Restore, *parts),
-            (_, ToClient::Waiting) => return Ok(()),
+            // Its lease expired while the restore was on its way: it ends with the copy.
+            (_, ToClient::Waiting) | (Step::Restoring, ToClient::Miss(_)) => return Ok(()),
             (_, ToClient::Granted(_) | ToClient::Miss(_) | ToClient::Refused { .. }) => {
                 self.try_again(client, probe);
                 return Ok(());

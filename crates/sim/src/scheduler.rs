@@ -8,7 +8,7 @@ use crate::heap::Happening;
 use crate::translate;
 use crate::world::World;
 use orbitkv_core::{BlockHash, GroupId, OperationId, PagePart, Revision, SessionId, Ticket};
-use orbitkv_wire::{GrantStatus, GrantedBody, Slot, ToClient, ToManager};
+use orbitkv_wire::{GrantStatus, GrantedBody, Slot, ToClient, ToManager, WireMiss};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -125,9 +125,17 @@ impl World {
                     ask.state = AskState::Ready { parts, shards: *shards };
                 }
             }
-            ToClient::Miss(_) => {
-                if self.current(client, operation, revision).is_some() {
+            ToClient::Miss(reason) => {
+                let ask = self.current(client, operation, revision);
+                if ask.as_ref().is_some_and(|ask| matches!(ask.state, AskState::Handed { .. })) {
+                    // Expired too late: it ends like any other that the workers have.
+                    return Ok(());
+                }
+                if ask.is_some() {
                     self.drop_ask(client, operation);
+                }
+                if *reason == WireMiss::Expired {
+                    self.send_up(client, (operation, revision), &ToManager::Release);
                 }
             }
             ToClient::Granted(body) => return self.granted(client, operation, revision, body),

@@ -293,12 +293,17 @@ impl Operations {
 
     fn missed(&self, operation: u64, reason: MissReason) {
         let mut table = self.lock();
-        if !matches!(table.live.get(&operation), Some(Entry::Query(_))) {
+        let Some(Entry::Query(cell)) = table.live.get(&operation) else { return };
+        let cell = Arc::clone(cell);
+        table.deadlines.remove(&(cell.deadline, operation));
+        if !self.miss(&cell, reason) {
+            // Handed out before this came: the manager learns of that, and the lease ends by release.
             return;
         }
-        if let Some(Entry::Query(cell)) = table.live.remove(&operation) {
-            table.deadlines.remove(&(cell.deadline, operation));
-            self.miss(&cell, reason);
+        table.live.remove(&operation);
+        if reason == MissReason::Expired {
+            // The manager asks for the lease; it keeps the pages until it hears that nobody has them.
+            self.send(cell.session, operation, &ToManager::Release);
         }
     }
 
@@ -341,11 +346,13 @@ impl Operations {
         }
     }
 
-    fn miss(&self, cell: &QueryCell, reason: MissReason) {
+    fn miss(&self, cell: &QueryCell, reason: MissReason) -> bool {
         let was_ready = cell.lease().is_some();
-        if cell.miss(reason) && !was_ready {
+        let missed = cell.miss(reason);
+        if missed && !was_ready {
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
         }
+        missed
     }
 
     /// Removes a live operation of that session; false if it is not.

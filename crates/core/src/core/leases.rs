@@ -3,7 +3,7 @@
 use super::Core;
 use crate::ledger::{Account, Side};
 use crate::operation::Owing;
-use crate::{Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
+use crate::{InstanceId, Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
 
 impl Core {
     /// The owner hands its lease to the workers: from here on they may read, until each says it is done.
@@ -27,19 +27,36 @@ impl Core {
                 return Err(Refusal::WrongPhase { phase: other.name(), what: "restore" });
             }
         }
-        let Some(instance) = self.instances.get(&op.instance) else {
-            return Err(Refusal::NoWorker);
-        };
         let mut owing: Vec<Owing> = match role {
             Role::Worker { rank } => vec![Owing { session: ticket.session, rank }],
-            _ => instance.workers.iter().map(|(&rank, &session)| Owing { session, rank }).collect(),
+            _ => self.workers_of(op.instance),
         };
         if owing.is_empty() {
             return Err(Refusal::NoWorker);
         }
         owing.retain(|owed| !op.early.contains(&owed.session));
+        self.counters.restored_pages += op.pages.len() as u64;
         self.hand_out(ticket, owing);
         Ok(())
+    }
+
+    /// A scheduler's connection ended with a ready lease: its `Restore` may have been lost with it, and a
+    /// worker that got the ticket may be reading. So the workers owe an end of copy, or a fence.
+    pub(super) fn presume_handed_out(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get(&ticket).filter(|op| op.phase == Phase::Ready) else {
+            return;
+        };
+        let mut owing = self.workers_of(op.instance);
+        owing.retain(|owed| !op.early.contains(&owed.session));
+        if !owing.is_empty() {
+            self.mark(Mark::PresumedHandedOut);
+            self.hand_out(ticket, owing);
+        }
+    }
+
+    fn workers_of(&self, instance: InstanceId) -> Vec<Owing> {
+        let workers = self.instances.get(&instance).into_iter().flat_map(|i| &i.workers);
+        workers.map(|(&rank, &session)| Owing { session, rank }).collect()
     }
 
     fn hand_out(&mut self, ticket: Ticket, owing: Vec<Owing>) {
@@ -54,7 +71,6 @@ impl Core {
             return;
         };
         op.owing = owing;
-        self.counters.restored_pages += op.pages.len() as u64;
         let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
         self.timers.remove(&(expiry, ticket));
         if let Some((_, bytes)) = op.charge {

@@ -144,6 +144,7 @@ impl Core {
             expires_at,
             queued: None,
             by_deadline: deadline.is_some_and(|d| d < lifetime),
+            revoked: false,
             owing: Vec::new(),
             early: Vec::new(),
         };
@@ -186,6 +187,7 @@ impl Core {
         };
         let state = match op.phase {
             Phase::Waiting | Phase::Preparing => OperationOutcome::Waiting,
+            Phase::Ready if op.revoked => OperationOutcome::Miss(MissReason::Expired),
             Phase::Ready | Phase::Restoring | Phase::Draining => {
                 let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));
                 let shards = pages.clone().next().map_or(0, |p| p.parts.len());

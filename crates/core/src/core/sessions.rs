@@ -4,8 +4,8 @@ use super::{Core, Outcome};
 use crate::instance::Instance;
 use crate::session::{Link, Session};
 use crate::{
-    ClientId, Effect, Evidence, InstanceId, Mark, NamespaceDigest, NamespaceId, Plant, Refusal, SessionId,
-    SessionSpec, Ticket,
+    ClientId, Effect, Evidence, InstanceId, Mark, NamespaceDigest, NamespaceId, Plant, Refusal, Role,
+    SessionId, SessionSpec, Ticket,
 };
 use std::collections::BTreeMap;
 
@@ -153,6 +153,9 @@ impl Core {
         let mine = Ticket { session, operation: crate::OperationId(0), revision: crate::Revision(0) };
         let tickets: Vec<_> = self.operations.range(mine..).map(|(t, _)| *t).collect();
         for ticket in tickets.into_iter().take_while(|t| t.session == session) {
+            if role == Role::Scheduler {
+                self.presume_handed_out(ticket);
+            }
             self.stop(ticket);
         }
         if role.rank().is_some() {

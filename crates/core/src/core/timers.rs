@@ -1,7 +1,7 @@
 //! What ends by itself.
 
 use super::Core;
-use crate::{Effect, Mark, Micros, MissReason, OperationOutcome, Phase, Plant, Ticket};
+use crate::{Effect, Mark, Micros, MissReason, Phase, Plant, Ticket};
 
 impl Core {
     /// When [`Core::step`] next has something to do without an event, if ever.
@@ -42,12 +42,12 @@ impl Core {
                 self.wake = true;
             }
             Phase::Ready => {
+                // The owner may have handed it out just now, and a worker may be reading. So it is asked
+                // for, not taken: it ends with the owner's release, or with the owner's session.
+                op.revoked = true;
                 self.mark(Mark::LeaseExpired);
                 self.counters.expired_leases += 1;
-                self.stop(ticket);
-                let Ticket { session, operation, revision } = ticket;
-                let outcome = OperationOutcome::Miss(MissReason::Expired);
-                effects.push(Effect::Operation { session, operation, revision, outcome });
+                self.push_state(ticket, effects);
             }
             Phase::Restoring if self.planted(Plant::ExpireDuringCopy) => self.finish(ticket),
             Phase::Preparing | Phase::Restoring | Phase::Draining => {}

@@ -81,7 +81,10 @@ impl Model {
                 format!("{ticket:?} missed a page that is there")
             })?;
         }
-        self.operations.remove(&ticket);
+        // An expired lease is asked for; it stands until it is given back.
+        if reason != MissReason::Expired {
+            self.operations.remove(&ticket);
+        }
         Ok(())
     }
 

@@ -171,8 +171,13 @@ impl Model {
             return;
         };
         known.open = false;
+        let schedules = known.spec.role == Role::Scheduler;
         let own = self.operations.keys().filter(|t| t.session == session);
         for ticket in own.copied().collect::<Vec<_>>() {
+            // What it did with a ready lease at the last moment is not known.
+            if schedules {
+                self.presume_handed(ticket);
+            }
             self.stop(ticket);
         }
         self.quarantine(session);
@@ -226,6 +231,19 @@ impl Model {
             op.phase = Phase::Restoring;
             op.handed = true;
             op.owing = workers.difference(&op.early).copied().collect();
+        }
+    }
+
+    /// Every connected worker may have the ticket.
+    fn presume_handed(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get(&ticket).filter(|op| op.phase == Phase::Ready) else {
+            return;
+        };
+        let workers: BTreeSet<_> = self.workers(op.instance).into_values().collect();
+        let owing: BTreeSet<_> = workers.difference(&op.early).copied().collect();
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.handed = !owing.is_empty();
+            op.owing = owing;
         }
     }
 
