@@ -39,6 +39,28 @@ fn a_ready_query_gives_a_ticket_once_and_is_released_on_drop() {
 }
 
 #[test]
+fn an_expired_lease_is_given_back_unless_the_workers_have_it() {
+    let manager = Manager::new();
+    let (client, mut peer) = manager.scheduler(3);
+    let (idle, handed) = (client.query(0, &hashes(1), 0).unwrap(), client.query(0, &hashes(1), 0).unwrap());
+    let (first, second) = (peer.next().operation(), peer.next().operation());
+    peer.ready(first, 1);
+    peer.ready(second, 1);
+    assert_eq!((idle.wait(LONG), handed.wait(LONG)), (QueryState::Ready, QueryState::Ready));
+    handed.restore(0, 1).unwrap();
+    assert_eq!(peer.next().kind, Kind::Restore);
+    peer.send(second, &ToClient::Miss(WireMiss::Expired));
+    peer.send(first, &ToClient::Miss(WireMiss::Expired));
+    let given_back = peer.next();
+    assert_eq!((given_back.kind, given_back.operation()), (Kind::Release, first));
+    assert_eq!((idle.poll(), idle.miss_reason()), (QueryState::Miss, Some(MissReason::Expired)));
+    assert!(idle.restore(0, 1).is_err(), "nothing can be restored from it any more");
+    drop(handed);
+    let released = peer.next();
+    assert_eq!((released.kind, released.operation()), (Kind::Release, second));
+}
+
+#[test]
 fn a_dropped_pending_query_is_cancelled_and_its_late_answer_ignored() {
     let manager = Manager::new();
     let (client, mut peer) = manager.scheduler(3);

@@ -232,7 +232,9 @@ impl Operations {
         let live: Vec<_> = table.live.drain().collect();
         for (_, entry) in live {
             match entry {
-                Entry::Query(cell) => self.miss(&cell, MissReason::Disconnected),
+                Entry::Query(cell) => {
+                    self.miss(&cell, MissReason::Disconnected);
+                }
                 Entry::Reservation(cell) => cell.impossible(),
                 Entry::Reset(cells) => table.resets.extend(cells),
             }

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 pub(super) const MAX_RUNNING: usize = 48;
 /// Saves among them: few, so that a restore that comes finds the engine's threads soon.
 const MAX_RUNNING_SAVES: usize = 16;
-/// Most commits in one message.
-const COMMIT_BATCH: usize = 64;
+/// Most slots in one message.
+pub(super) const BATCH: usize = 64;
 /// How long a page waits for the descriptor of its segment.
 const SEGMENT_WAIT: Duration = Duration::from_secs(1);
 /// How often something that nobody signals is looked at again.
@@ -82,6 +82,7 @@ impl Copier {
             self.start_saves();
             self.send_aborts();
             self.send_commits();
+            self.answer_unserved();
             self.answer_fences();
             self.attest_ended_sessions();
             if stopping && self.running.is_empty() {
@@ -311,7 +312,7 @@ impl Copier {
             by_session.entry(session).or_default().push(slot);
         }
         for (session, slots) in by_session {
-            for batch in slots.chunks(COMMIT_BATCH) {
+            for batch in slots.chunks(BATCH) {
                 self.work.must(session, &ToManager::Abort(batch));
             }
         }
@@ -331,8 +332,8 @@ impl Copier {
             return;
         }
         self.noted_commits = 0;
-        while self.commits.len() >= COMMIT_BATCH || (self.running_saves == 0 && !self.commits.is_empty()) {
-            let count = self.commits.len().min(COMMIT_BATCH);
+        while self.commits.len() >= BATCH || (self.running_saves == 0 && !self.commits.is_empty()) {
+            let count = self.commits.len().min(BATCH);
             let batch: Vec<Commit> = self.commits.drain(..count).collect();
             self.commit(&batch);
         }
@@ -358,6 +359,18 @@ impl Copier {
                     }
                 }
             }
+        }
+    }
+
+    fn answer_unserved(&self) {
+        let mut inner = self.work.lock();
+        let Some(session) = inner.session else { return };
+        let unserved: Vec<_> = inner.unserved.take(session.boot).collect();
+        drop(inner);
+        for ticket in unserved {
+            ticket.send(|message| {
+                self.work.must(session.number, message);
+            });
         }
     }
 

@@ -7,6 +7,7 @@ mod save;
 mod scratch;
 mod state;
 mod stats;
+mod unserved;
 mod verify;
 
 pub use load::Load;
@@ -263,6 +264,7 @@ impl Core {
             Admission::Stale => {
                 job.fail_all();
                 job.end();
+                self.work.decline(ticket, &job.parts);
             }
             Admission::Full(origin) => {
                 job.fail_all();
@@ -298,7 +300,10 @@ impl Core {
                 self.work.signal.raise();
                 Ok(Save::new(group))
             }
-            Admission::Stale => Ok(Save::new(Arc::default())),
+            Admission::Stale => {
+                self.work.decline(ticket, &parts);
+                Ok(Save::new(Arc::default()))
+            }
             Admission::Full(origin) => {
                 let slots: Vec<_> = parts.iter().map(|part| part.slot()).collect();
                 self.operations.abort(origin.session, &slots);

@@ -3,6 +3,7 @@
 use super::load::LoadJob;
 use super::save::SavePage;
 use super::stats::{Stats, add, sub};
+use super::unserved::{Kept, Unserved};
 use crate::ClientError;
 use crate::link::{Link, Session};
 use crate::ticket::{PagePart, Ticket};
@@ -78,6 +79,7 @@ pub(super) struct Inner {
     attested_in_hello: bool,
     /// Slots of saves given up before they ran, with their session.
     pub(super) aborts: Vec<(u64, Slot)>,
+    pub(super) unserved: Kept,
     pub(super) stopping: bool,
 }
 
@@ -163,6 +165,12 @@ impl Work {
             inner.saves.push_back(page);
         }
         Ok(admission)
+    }
+
+    /// The manager is told, now or on the next connection, that nothing of this ticket runs here.
+    pub(super) fn decline(&self, ticket: &Ticket, own: &[PagePart]) {
+        self.lock().unserved.push(ticket.boot, Unserved::new(ticket, own));
+        self.signal.raise();
     }
 
     /// The bytes of a restore are at rest: custody ends.
