@@ -21,6 +21,6 @@ mod state;
 
 pub use listener::start_from_env;
 pub use state::{
-    count_down, hold, is_held, note_reached, on_release, reached, release, set_switch, switch,
-    wait_if_held, wait_if_held_or,
+    count_down, hold, is_held, note_reached, on_release, reached, release, set_switch, switch, wait_if_held,
+    wait_if_held_or,
 };

@@ -40,9 +40,7 @@ pub(crate) fn start_at(path: &Path) -> io::Result<()> {
         _ => {}
     }
     let listener = UnixListener::bind(path)?;
-    thread::Builder::new()
-        .name("orbitkv-holds".to_owned())
-        .spawn(move || accept(&listener))?;
+    thread::Builder::new().name("orbitkv-holds".to_owned()).spawn(move || accept(&listener))?;
     Ok(())
 }
 
@@ -50,9 +48,7 @@ fn accept(listener: &UnixListener) {
     for stream in listener.incoming() {
         // A test that goes away in mid-connection is its own business; a full descriptor table passes.
         let started = stream.and_then(|stream| {
-            thread::Builder::new()
-                .name("orbitkv-holds-conn".to_owned())
-                .spawn(move || serve(&stream))
+            thread::Builder::new().name("orbitkv-holds-conn".to_owned()).spawn(move || serve(&stream))
         });
         if started.is_err() {
             thread::sleep(Duration::from_millis(10));
@@ -81,11 +77,7 @@ fn answer(line: &str) -> String {
     let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
     let rest = rest.trim();
     let ok = |done: bool| {
-        if done {
-            "ok".to_owned()
-        } else {
-            "error: limit reached".to_owned()
-        }
+        if done { "ok".to_owned() } else { "error: limit reached".to_owned() }
     };
     match command {
         "list" => state::list(),
@@ -102,9 +94,7 @@ fn answer(line: &str) -> String {
             Some((key, value)) => ok(state::set_switch(key, Some(value.trim()))),
             None => ok(state::set_switch(rest, None)),
         },
-        _ => format!(
-            "error: unknown command {command:?}; hold, release, reached, set and list are known"
-        ),
+        _ => format!("error: unknown command {command:?}; hold, release, reached, set and list are known"),
     }
 }
 
@@ -125,17 +115,11 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("holds.sock");
             start_at(&path).unwrap();
-            Self {
-                stream: BufReader::new(UnixStream::connect(path).unwrap()),
-                _dir: dir,
-            }
+            Self { stream: BufReader::new(UnixStream::connect(path).unwrap()), _dir: dir }
         }
 
         fn ask(&mut self, line: &str) -> String {
-            self.stream
-                .get_mut()
-                .write_all(format!("{line}\n").as_bytes())
-                .unwrap();
+            self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
             let mut answer = String::new();
             self.stream.read_line(&mut answer).unwrap();
             answer.trim_end().to_owned()
@@ -163,11 +147,7 @@ mod tests {
         thread.join().unwrap();
         rx.recv().unwrap();
         state::wait_if_held("stop_here");
-        assert_eq!(
-            remote.ask("reached stop_here"),
-            "0",
-            "counts only while held"
-        );
+        assert_eq!(remote.ask("reached stop_here"), "0", "counts only while held");
     }
 
     #[test]
@@ -219,11 +199,7 @@ mod tests {
     fn nonsense_is_answered_with_an_error() {
         let mut remote = Remote::new();
         assert!(remote.ask("hold").starts_with("error: hold needs a name"));
-        assert!(
-            remote
-                .ask("grab x")
-                .starts_with("error: unknown command \"grab\"")
-        );
+        assert!(remote.ask("grab x").starts_with("error: unknown command \"grab\""));
         let mut long = "x".repeat(MAX_LINE_BYTES as usize * 2);
         long.push('\n');
         // The connection ends instead of growing; the write itself may already fail.

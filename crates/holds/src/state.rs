@@ -20,11 +20,8 @@ struct State {
     callbacks: Vec<(String, Callback)>,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
-    held: BTreeMap::new(),
-    switches: BTreeMap::new(),
-    callbacks: Vec::new(),
-});
+static STATE: Mutex<State> =
+    Mutex::new(State { held: BTreeMap::new(), switches: BTreeMap::new(), callbacks: Vec::new() });
 static RELEASED: Condvar = Condvar::new();
 
 fn state() -> MutexGuard<'static, State> {
@@ -129,22 +126,14 @@ pub fn count_down(key: &str) -> bool {
         state.switches.remove(key);
         return true;
     }
-    state
-        .switches
-        .insert(key.to_owned(), (left - 1).to_string());
+    state.switches.insert(key.to_owned(), (left - 1).to_string());
     false
 }
 
 /// Everything held and switched, as one line.
 pub(crate) fn list() -> String {
     let state = state();
-    let held = state
-        .held
-        .iter()
-        .map(|(name, count)| format!("hold:{name}={count}"));
-    let switches = state
-        .switches
-        .iter()
-        .map(|(key, value)| format!("switch:{key}={value}"));
+    let held = state.held.iter().map(|(name, count)| format!("hold:{name}={count}"));
+    let switches = state.switches.iter().map(|(key, value)| format!("switch:{key}={value}"));
     held.chain(switches).collect::<Vec<_>>().join(" ")
 }

@@ -87,11 +87,7 @@ impl ShmError {
     /// Error of `call` on a segment of `bytes`: lack of memory gets its own variant, because its fix differs.
     pub(crate) fn from_call(call: &'static str, bytes: usize, source: Errno) -> ShmError {
         match source {
-            Errno::NOMEM | Errno::NOSPC => ShmError::OutOfMemory {
-                bytes,
-                call,
-                source,
-            },
+            Errno::NOMEM | Errno::NOSPC => ShmError::OutOfMemory { bytes, call, source },
             _ => ShmError::Syscall { call, source },
         }
     }

@@ -6,8 +6,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::retry_on_intr;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 
 /// Most descriptors in one message. The kernel takes 253; a grant names far fewer segments.
@@ -27,10 +27,7 @@ pub fn send_with_fds(
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<usize> {
     if fds.len() > MAX_FDS {
-        let text = format!(
-            "{} descriptors in one message: at most {MAX_FDS}, split them",
-            fds.len()
-        );
+        let text = format!("{} descriptors in one message: at most {MAX_FDS}, split them", fds.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     if !fds.is_empty() && parts.iter().all(|part| part.is_empty()) {
@@ -66,14 +63,8 @@ pub fn recv_with_fds(
     }
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = retry_on_intr(|| {
-        recvmsg(
-            sock,
-            &mut [IoSliceMut::new(buf)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )
-    })?;
+    let received =
+        retry_on_intr(|| recvmsg(sock, &mut [IoSliceMut::new(buf)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
     let mut kept = 0;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received_fds) = message {

@@ -27,9 +27,7 @@ pub fn shmem_huge_pages() -> ShmemHugePages {
 
 /// The chosen word stands in brackets: `always within_size [advise] never deny force`.
 fn parse(text: &str) -> ShmemHugePages {
-    let chosen = text
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
+    let chosen = text.split_whitespace().find_map(|word| word.strip_prefix('[')?.strip_suffix(']'));
     match chosen {
         Some("always" | "within_size" | "force") => ShmemHugePages::Always,
         Some("advise") => ShmemHugePages::Advised,
@@ -44,18 +42,9 @@ mod tests {
 
     #[test]
     fn the_bracketed_word_decides() {
-        assert_eq!(
-            parse("always within_size advise [never] deny force\n"),
-            ShmemHugePages::Off
-        );
-        assert_eq!(
-            parse("always within_size [advise] never deny force\n"),
-            ShmemHugePages::Advised
-        );
-        assert_eq!(
-            parse("[always] within_size advise never deny force\n"),
-            ShmemHugePages::Always
-        );
+        assert_eq!(parse("always within_size advise [never] deny force\n"), ShmemHugePages::Off);
+        assert_eq!(parse("always within_size [advise] never deny force\n"), ShmemHugePages::Advised);
+        assert_eq!(parse("[always] within_size advise never deny force\n"), ShmemHugePages::Always);
         assert_eq!(parse("always never\n"), ShmemHugePages::Unknown);
         assert_eq!(parse(""), ShmemHugePages::Unknown);
     }

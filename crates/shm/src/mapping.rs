@@ -41,43 +41,25 @@ impl Mapping {
             // The kernel's answer for a file that cannot carry seals.
             Err(Errno::INVAL) => SealFlags::empty(),
             Err(source) => {
-                return Err(ShmError::Syscall {
-                    call: "fcntl(F_GET_SEALS)",
-                    source,
-                });
+                return Err(ShmError::Syscall { call: "fcntl(F_GET_SEALS)", source });
             }
         };
         if !found.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(ShmError::Unsealed { found });
         }
-        let actual = fstat(&fd)
-            .map_err(|source| ShmError::Syscall {
-                call: "fstat",
-                source,
-            })?
-            .st_size;
+        let actual = fstat(&fd).map_err(|source| ShmError::Syscall { call: "fstat", source })?.st_size;
         let actual = u64::try_from(actual).unwrap_or(0);
         if expected_bytes == 0 {
-            return Err(ShmError::BadSize {
-                bytes: expected_bytes,
-            });
+            return Err(ShmError::BadSize { bytes: expected_bytes });
         }
         if actual != expected_bytes as u64 {
-            return Err(ShmError::WrongSize {
-                expected: expected_bytes,
-                actual,
-            });
+            return Err(ShmError::WrongSize { expected: expected_bytes, actual });
         }
         let region = Region::map(fd.as_fd(), expected_bytes, writable)?;
         region
             .advise(Advice::LinuxDontFork)
-            .map_err(|source| ShmError::Syscall {
-                call: "madvise(MADV_DONTFORK)",
-                source,
-            })?;
-        Ok(Mapping {
-            region: Arc::new(region),
-        })
+            .map_err(|source| ShmError::Syscall { call: "madvise(MADV_DONTFORK)", source })?;
+        Ok(Mapping { region: Arc::new(region) })
     }
 
     /// The mapped memory, to be held by whoever keeps an address into it (a copy in flight, for one).

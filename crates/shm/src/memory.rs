@@ -19,8 +19,7 @@ impl AvailableMemory {
     /// The smaller of both.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
-        self.cgroup_bytes
-            .map_or(self.host_bytes, |cgroup| cgroup.min(self.host_bytes))
+        self.cgroup_bytes.map_or(self.host_bytes, |cgroup| cgroup.min(self.host_bytes))
     }
 }
 
@@ -31,13 +30,10 @@ pub fn available_memory() -> Result<AvailableMemory, ShmError> {
 
 fn read_under(proc_dir: &Path, cgroup_dir: &Path) -> Result<AvailableMemory, ShmError> {
     let meminfo = proc_dir.join("meminfo");
-    let failed = |reason: String| ShmError::MemoryInfo {
-        file: meminfo.display().to_string(),
-        reason,
-    };
+    let failed = |reason: String| ShmError::MemoryInfo { file: meminfo.display().to_string(), reason };
     let text = fs::read_to_string(&meminfo).map_err(|error| failed(error.to_string()))?;
-    let host_bytes = parse_mem_available(&text)
-        .ok_or_else(|| failed("no MemAvailable line in kB".to_owned()))?;
+    let host_bytes =
+        parse_mem_available(&text).ok_or_else(|| failed("no MemAvailable line in kB".to_owned()))?;
     // No cgroup file, or no memory controller: no limit to respect.
     let membership = fs::read_to_string(proc_dir.join("self/cgroup")).unwrap_or_default();
     let mut cgroup_bytes = None;
@@ -45,17 +41,12 @@ fn read_under(proc_dir: &Path, cgroup_dir: &Path) -> Result<AvailableMemory, Shm
         let headroom = hierarchy.headroom(cgroup_dir, path)?;
         cgroup_bytes = [cgroup_bytes, headroom].into_iter().flatten().min();
     }
-    Ok(AvailableMemory {
-        host_bytes,
-        cgroup_bytes,
-    })
+    Ok(AvailableMemory { host_bytes, cgroup_bytes })
 }
 
 /// `MemAvailable` of `/proc/meminfo`, in bytes.
 fn parse_mem_available(text: &str) -> Option<u64> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -74,10 +65,7 @@ fn parse_memberships(text: &str) -> impl Iterator<Item = (Hierarchy, &str)> {
         let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
         if id == "0" && controllers.is_empty() {
             Some((Hierarchy::V2, path))
-        } else if controllers
-            .split(',')
-            .any(|controller| controller == "memory")
-        {
+        } else if controllers.split(',').any(|controller| controller == "memory") {
             Some((Hierarchy::V1, path))
         } else {
             None
@@ -93,24 +81,14 @@ fn parse_limit(text: &str) -> Option<u64> {
 
 /// One `name value` line of `memory.stat`, in bytes.
 fn parse_stat(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| {
-        line.strip_prefix(name)?
-            .strip_prefix(' ')?
-            .trim()
-            .parse()
-            .ok()
-    })
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 impl Hierarchy {
     /// Names of the limit file, the usage file, and the reclaimable file cache in `memory.stat`.
     fn names(self) -> [&'static str; 3] {
         match self {
-            Hierarchy::V1 => [
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-                "total_inactive_file",
-            ],
+            Hierarchy::V1 => ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"],
             Hierarchy::V2 => ["memory.max", "memory.current", "inactive_file"],
         }
     }
@@ -130,23 +108,11 @@ impl Hierarchy {
         // In a container the path may be the host's and absent here; its existing ancestors still count. A path that
         // leads above our namespace ("/../x") starts at the mount.
         let relative = Path::new(path.trim_start_matches('/'));
-        let inside = relative
-            .components()
-            .all(|part| matches!(part, std::path::Component::Normal(_)));
-        let group = if inside {
-            mount.join(relative)
-        } else {
-            mount.clone()
-        };
+        let inside = relative.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let group = if inside { mount.join(relative) } else { mount.clone() };
         let mut smallest = None;
-        for directory in group
-            .ancestors()
-            .take_while(|directory| directory.starts_with(&mount))
-        {
-            smallest = [smallest, self.group_headroom(directory)?]
-                .into_iter()
-                .flatten()
-                .min();
+        for directory in group.ancestors().take_while(|directory| directory.starts_with(&mount)) {
+            smallest = [smallest, self.group_headroom(directory)?].into_iter().flatten().min();
         }
         Ok(smallest)
     }
@@ -154,9 +120,7 @@ impl Hierarchy {
     /// Headroom of one group: limit less usage, where inactive file cache counts as free, as `MemAvailable` counts it.
     fn group_headroom(self, directory: &Path) -> Result<Option<u64>, ShmError> {
         let [limit, usage, cache] = self.names();
-        let Some(limit_bytes) = read_optional(&directory.join(limit))?
-            .as_deref()
-            .and_then(parse_limit)
+        let Some(limit_bytes) = read_optional(&directory.join(limit))?.as_deref().and_then(parse_limit)
         else {
             return Ok(None);
         };
@@ -168,9 +132,7 @@ impl Hierarchy {
         })?;
         let stat = read_optional(&directory.join("memory.stat"))?.unwrap_or_default();
         let cache_bytes = parse_stat(&stat, cache).unwrap_or(0);
-        Ok(Some(
-            limit_bytes.saturating_sub(used_bytes.saturating_sub(cache_bytes)),
-        ))
+        Ok(Some(limit_bytes.saturating_sub(used_bytes.saturating_sub(cache_bytes))))
     }
 }
 
@@ -179,10 +141,9 @@ fn read_optional(file: &Path) -> Result<Option<String>, ShmError> {
     match fs::read_to_string(file) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(ShmError::MemoryInfo {
-            file: file.display().to_string(),
-            reason: error.to_string(),
-        }),
+        Err(error) => {
+            Err(ShmError::MemoryInfo { file: file.display().to_string(), reason: error.to_string() })
+        }
     }
 }
 

@@ -46,15 +46,7 @@ pub enum PidfdError {
 ///
 /// Not through `rustix`, whose process id type cannot hold the 0 of a foreign pid namespace.
 pub fn peer_credentials(sock: BorrowedFd<'_>) -> io::Result<PeerCredentials> {
-    let raw: libc::ucred = socket_option(
-        sock,
-        libc::SO_PEERCRED,
-        libc::ucred {
-            pid: 0,
-            uid: 0,
-            gid: 0,
-        },
-    )?;
+    let raw: libc::ucred = socket_option(sock, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })?;
     Ok(PeerCredentials {
         pid: u32::try_from(raw.pid).ok().filter(|pid| *pid != 0),
         uid: raw.uid,
@@ -79,23 +71,15 @@ pub fn peer_pidfd(sock: BorrowedFd<'_>) -> Result<OwnedFd, PidfdError> {
             Some(libc::ENOPROTOOPT | libc::ENODATA | libc::EINVAL | libc::EPERM | libc::ENOSYS) => {
                 open_by_pid(sock, &format!("SO_PEERPIDFD: {error}"))
             }
-            _ => Err(PidfdError::Syscall {
-                call: "getsockopt(SO_PEERPIDFD)",
-                source: error,
-            }),
+            _ => Err(PidfdError::Syscall { call: "getsockopt(SO_PEERPIDFD)", source: error }),
         },
     }
 }
 
 fn open_by_pid(sock: BorrowedFd<'_>, tried: &str) -> Result<OwnedFd, PidfdError> {
-    let credentials = peer_credentials(sock).map_err(|source| PidfdError::Syscall {
-        call: "getsockopt(SO_PEERCRED)",
-        source,
-    })?;
-    let pid = credentials
-        .pid
-        .and_then(|pid| i32::try_from(pid).ok())
-        .and_then(Pid::from_raw);
+    let credentials = peer_credentials(sock)
+        .map_err(|source| PidfdError::Syscall { call: "getsockopt(SO_PEERCRED)", source })?;
+    let pid = credentials.pid.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     let Some(pid) = pid else {
         let reason = format!("{tried}; the peer lives in another pid namespace");
         return Err(PidfdError::Unsupported { reason });
@@ -103,39 +87,22 @@ fn open_by_pid(sock: BorrowedFd<'_>, tried: &str) -> Result<OwnedFd, PidfdError>
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(fd) => Ok(fd),
         Err(Errno::SRCH) => Err(PidfdError::Exited),
-        Err(error @ (Errno::NOSYS | Errno::PERM | Errno::INVAL)) => Err(PidfdError::Unsupported {
-            reason: format!("{tried}; pidfd_open: {error}"),
-        }),
-        Err(error) => Err(PidfdError::Syscall {
-            call: "pidfd_open",
-            source: error.into(),
-        }),
+        Err(error @ (Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
+            Err(PidfdError::Unsupported { reason: format!("{tried}; pidfd_open: {error}") })
+        }
+        Err(error) => Err(PidfdError::Syscall { call: "pidfd_open", source: error.into() }),
     }
 }
 
 /// Reads a `SOL_SOCKET` option of the kernel type `T`, plain integers throughout.
-fn socket_option<T: Copy>(
-    sock: BorrowedFd<'_>,
-    option: libc::c_int,
-    mut value: T,
-) -> io::Result<T> {
+fn socket_option<T: Copy>(sock: BorrowedFd<'_>, option: libc::c_int, mut value: T) -> io::Result<T> {
     let mut bytes = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     // SAFETY: `value` is valid for writes of `bytes`, its exact size; the kernel writes at most that many. `T` is an
     // integer or a struct of integers (both callers are above), for which every bit pattern is valid.
     let result = unsafe {
-        libc::getsockopt(
-            sock.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw mut value).cast(),
-            &raw mut bytes,
-        )
+        libc::getsockopt(sock.as_raw_fd(), libc::SOL_SOCKET, option, (&raw mut value).cast(), &raw mut bytes)
     };
-    if result == 0 {
-        Ok(value)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -150,24 +117,14 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let pidfd = open_by_pid(ours.as_fd(), "test").unwrap();
         let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
-        let no_wait = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        assert_eq!(
-            poll(&mut polled, Some(&no_wait)).unwrap(),
-            0,
-            "we are alive"
-        );
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(poll(&mut polled, Some(&no_wait)).unwrap(), 0, "we are alive");
     }
 
     #[test]
     fn a_socket_without_a_peer_is_unsupported() {
         use rustix::net::{AddressFamily, SocketType, socket};
         let lonely = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
-        assert!(matches!(
-            peer_pidfd(lonely.as_fd()),
-            Err(PidfdError::Unsupported { .. })
-        ));
+        assert!(matches!(peer_pidfd(lonely.as_fd()), Err(PidfdError::Unsupported { .. })));
     }
 }

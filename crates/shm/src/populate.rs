@@ -29,11 +29,7 @@ struct Work<'a> {
 }
 
 /// Takes all memory of `region`, the map of `fd`, on `threads` threads including the caller's.
-pub(crate) fn populate(
-    fd: BorrowedFd<'_>,
-    region: &Region,
-    threads: usize,
-) -> Result<(), ShmError> {
+pub(crate) fn populate(fd: BorrowedFd<'_>, region: &Region, threads: usize) -> Result<(), ShmError> {
     let work = Work {
         fd,
         region,
@@ -45,17 +41,12 @@ pub(crate) fn populate(
     thread::scope(|scope| {
         for _ in 1..threads.clamp(1, useful) {
             // A thread that cannot be started leaves its share to the others; the caller's own always runs.
-            let _ = thread::Builder::new()
-                .name("orbitkv-populate".to_owned())
-                .spawn_scoped(scope, || work.run());
+            let _ =
+                thread::Builder::new().name("orbitkv-populate".to_owned()).spawn_scoped(scope, || work.run());
         }
         work.run();
     });
-    match work
-        .error
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner)
-    {
+    match work.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
         None => Ok(()),
         Some(error) => Err(error),
     }
@@ -72,10 +63,7 @@ impl Work<'_> {
             let len = CHUNK_BYTES.min(self.region.bytes() - offset);
             if let Err(error) = self.chunk(offset, len) {
                 self.failed.store(true, Ordering::Relaxed);
-                self.error
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .get_or_insert(error);
+                self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 return;
             }
         }
@@ -95,11 +83,9 @@ impl Work<'_> {
                 call: "madvise(MADV_POPULATE_WRITE)",
                 source,
             }),
-            Err(source) => Err(ShmError::from_call(
-                "madvise(MADV_POPULATE_WRITE)",
-                self.region.bytes(),
-                source,
-            )),
+            Err(source) => {
+                Err(ShmError::from_call("madvise(MADV_POPULATE_WRITE)", self.region.bytes(), source))
+            }
         }
     }
 
@@ -157,10 +143,6 @@ mod tests {
             error: Mutex::new(None),
         };
         work.run();
-        assert_eq!(
-            work.next_offset.load(Ordering::Relaxed),
-            0,
-            "no chunk starts after a failure"
-        );
+        assert_eq!(work.next_offset.load(Ordering::Relaxed), 0, "no chunk starts after a failure");
     }
 }

@@ -25,28 +25,14 @@ unsafe impl Sync for Region {}
 
 impl Region {
     /// Maps the first `bytes` of `fd`, shared. The caller has checked that the file has that size and keeps it.
-    pub(crate) fn map(
-        fd: BorrowedFd<'_>,
-        bytes: usize,
-        writable: bool,
-    ) -> Result<Region, ShmError> {
-        let protection = if writable {
-            ProtFlags::READ | ProtFlags::WRITE
-        } else {
-            ProtFlags::READ
-        };
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> Result<Region, ShmError> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: no address is asked for, so the kernel picks a free range and no existing map is replaced.
         let address = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }
             .map_err(|source| ShmError::from_call("mmap", bytes, source))?;
-        let base = NonNull::new(address.cast::<u8>()).ok_or(ShmError::Syscall {
-            call: "mmap",
-            source: rustix::io::Errno::FAULT,
-        })?;
-        let region = Region {
-            base,
-            bytes,
-            writable,
-        };
+        let base = NonNull::new(address.cast::<u8>())
+            .ok_or(ShmError::Syscall { call: "mmap", source: rustix::io::Errno::FAULT })?;
+        let region = Region { base, bytes, writable };
         // Best effort: a kernel without huge pages for shared memory serves 4 KiB pages, which are correct as well.
         let _ = region.advise(Advice::LinuxHugepage);
         Ok(region)
@@ -85,11 +71,7 @@ impl Region {
         match offset.checked_add(len) {
             // SAFETY: `offset <= end <= bytes`, so the address is inside the map or one past its end.
             Some(end) if end <= self.bytes => Ok(unsafe { self.base.as_ptr().add(offset) }),
-            _ => Err(ShmError::OutOfBounds {
-                offset,
-                len,
-                bytes: self.bytes,
-            }),
+            _ => Err(ShmError::OutOfBounds { offset, len, bytes: self.bytes }),
         }
     }
 
@@ -119,9 +101,6 @@ impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: this value owns the map, and nothing uses it after drop: users of its addresses hold the value.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
-        debug_assert!(
-            result.is_ok(),
-            "munmap of an own map cannot fail: {result:?}"
-        );
+        debug_assert!(result.is_ok(), "munmap of an own map cannot fail: {result:?}");
     }
 }

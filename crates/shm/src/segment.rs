@@ -33,9 +33,7 @@ impl Segment {
     /// `/proc/PID/maps`. No memory is taken before the first access: see [`Segment::populate`].
     pub fn create(name: &str, bytes: usize) -> Result<Segment, ShmError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
-            return Err(ShmError::BadName {
-                name: name.to_owned(),
-            });
+            return Err(ShmError::BadName { name: name.to_owned() });
         }
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) || i64::try_from(bytes).is_err() {
             return Err(ShmError::BadSize { bytes });
@@ -44,8 +42,7 @@ impl Segment {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(failed("memfd_create"))?;
         ftruncate(&fd, bytes as u64).map_err(failed("ftruncate"))?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
-            .map_err(failed("fcntl(F_ADD_SEALS)"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).map_err(failed("fcntl(F_ADD_SEALS)"))?;
         // Sealed last: no peer can then add a write seal and stop its owner from using it.
         fcntl_add_seals(&fd, SealFlags::SEAL).map_err(failed("fcntl(F_ADD_SEALS)"))?;
         let region = Arc::new(Region::map(fd.as_fd(), bytes, true)?);
@@ -69,9 +66,8 @@ impl Segment {
     /// Gives all memory back, even while other processes still map the segment; it reads as zeros from then on.
     pub fn punch_all(&self) -> Result<(), ShmError> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        fallocate(&self.fd, flags, 0, self.region.bytes() as u64).map_err(|source| {
-            ShmError::from_call("fallocate(PUNCH_HOLE)", self.region.bytes(), source)
-        })
+        fallocate(&self.fd, flags, 0, self.region.bytes() as u64)
+            .map_err(|source| ShmError::from_call("fallocate(PUNCH_HOLE)", self.region.bytes(), source))
     }
 }
 

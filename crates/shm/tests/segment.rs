@@ -25,19 +25,10 @@ fn allocated_bytes(segment: &Segment) -> usize {
 #[test]
 fn sizes_and_names_that_cannot_be_are_refused() {
     for bytes in [0, 1, PAGE_BYTES + 1, usize::MAX & !(PAGE_BYTES - 1)] {
-        assert!(
-            matches!(Segment::create("x", bytes), Err(ShmError::BadSize { .. })),
-            "{bytes}"
-        );
+        assert!(matches!(Segment::create("x", bytes), Err(ShmError::BadSize { .. })), "{bytes}");
     }
     for name in [String::new(), "a\0b".to_owned(), "n".repeat(300)] {
-        assert!(
-            matches!(
-                Segment::create(&name, PAGE_BYTES),
-                Err(ShmError::BadName { .. })
-            ),
-            "{name:?}"
-        );
+        assert!(matches!(Segment::create(&name, PAGE_BYTES), Err(ShmError::BadName { .. })), "{name:?}");
     }
 }
 
@@ -53,14 +44,8 @@ fn a_size_beyond_the_address_space_names_the_bytes() {
 fn seals_refuse_every_change_of_size_and_of_seals() {
     let segment = segment();
     assert_eq!(ftruncate(segment.as_fd(), 0), Err(Errno::PERM));
-    assert_eq!(
-        ftruncate(segment.as_fd(), 2 * BYTES as u64),
-        Err(Errno::PERM)
-    );
-    assert_eq!(
-        fcntl_add_seals(segment.as_fd(), SealFlags::FUTURE_WRITE),
-        Err(Errno::PERM)
-    );
+    assert_eq!(ftruncate(segment.as_fd(), 2 * BYTES as u64), Err(Errno::PERM));
+    assert_eq!(fcntl_add_seals(segment.as_fd(), SealFlags::FUTURE_WRITE), Err(Errno::PERM));
 }
 
 #[test]
@@ -70,17 +55,11 @@ fn a_file_that_could_shrink_is_refused() {
         ftruncate(&fd, BYTES as u64).unwrap();
         fcntl_add_seals(&fd, seals).unwrap();
         let error = Mapping::from_fd(fd, BYTES).unwrap_err();
-        assert!(
-            matches!(error, ShmError::Unsealed { found } if found == seals),
-            "{error:?}"
-        );
+        assert!(matches!(error, ShmError::Unsealed { found } if found == seals), "{error:?}");
     }
     let plain = tempfile::tempfile().unwrap();
     plain.set_len(BYTES as u64).unwrap();
-    assert!(
-        Mapping::from_fd(plain.into(), BYTES).is_err(),
-        "an ordinary file"
-    );
+    assert!(Mapping::from_fd(plain.into(), BYTES).is_err(), "an ordinary file");
 }
 
 #[test]
@@ -88,15 +67,9 @@ fn a_size_other_than_announced_is_refused() {
     let segment = segment();
     for expected in [PAGE_BYTES, BYTES - 1, BYTES + PAGE_BYTES] {
         let error = Mapping::from_fd(fd_of(&segment), expected).unwrap_err();
-        assert!(
-            matches!(error, ShmError::WrongSize { actual, .. } if actual == BYTES as u64),
-            "{error:?}"
-        );
+        assert!(matches!(error, ShmError::WrongSize { actual, .. } if actual == BYTES as u64), "{error:?}");
     }
-    assert!(matches!(
-        Mapping::from_fd(fd_of(&segment), 0),
-        Err(ShmError::BadSize { bytes: 0 })
-    ));
+    assert!(matches!(Mapping::from_fd(fd_of(&segment), 0), Err(ShmError::BadSize { bytes: 0 })));
 }
 
 #[test]
@@ -129,26 +102,11 @@ fn no_access_leaves_the_bounds() {
     let segment = segment();
     let mut two = [0; 2];
     for offset in [BYTES - 1, BYTES, BYTES + 1, usize::MAX - 1, usize::MAX] {
-        assert!(
-            matches!(
-                segment.read_at(offset, &mut two),
-                Err(ShmError::OutOfBounds { .. })
-            ),
-            "{offset}"
-        );
-        assert!(
-            matches!(
-                segment.write_at(offset, &two),
-                Err(ShmError::OutOfBounds { .. })
-            ),
-            "{offset}"
-        );
+        assert!(matches!(segment.read_at(offset, &mut two), Err(ShmError::OutOfBounds { .. })), "{offset}");
+        assert!(matches!(segment.write_at(offset, &two), Err(ShmError::OutOfBounds { .. })), "{offset}");
         assert!(segment.range_ptr(offset, 2).is_err(), "{offset}");
     }
-    assert_eq!(
-        segment.range_ptr(BYTES, 0).unwrap() as usize,
-        segment.as_ptr() as usize + BYTES
-    );
+    assert_eq!(segment.range_ptr(BYTES, 0).unwrap() as usize, segment.as_ptr() as usize + BYTES);
     segment.read_at(BYTES - 2, &mut two).unwrap();
 }
 
@@ -188,19 +146,10 @@ fn maps_are_not_inherited_by_a_fork() {
     let flags_of = |address: usize| {
         let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = smaps.find(&format!("{address:x}-")).unwrap();
-        let flags = smaps[start..]
-            .lines()
-            .find(|line| line.starts_with("VmFlags:"))
-            .unwrap();
-        flags
-            .split_whitespace()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
+        let flags = smaps[start..].lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+        flags.split_whitespace().map(str::to_owned).collect::<Vec<_>>()
     };
-    assert!(
-        flags_of(mapping.as_ptr() as usize).contains(&"dc".to_owned()),
-        "don't copy on fork"
-    );
+    assert!(flags_of(mapping.as_ptr() as usize).contains(&"dc".to_owned()), "don't copy on fork");
 }
 
 #[test]
@@ -229,10 +178,7 @@ fn punching_gives_memory_back_under_a_live_map() {
     let mut content = [1; 64];
     mapping.read_at(BYTES / 2, &mut content).unwrap();
     assert_eq!(content, [0; 64]);
-    assert_eq!(
-        fstat(segment.as_fd()).unwrap().st_size,
-        i64::try_from(BYTES).unwrap()
-    );
+    assert_eq!(fstat(segment.as_fd()).unwrap().st_size, i64::try_from(BYTES).unwrap());
 }
 
 #[test]

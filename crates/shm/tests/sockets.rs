@@ -20,25 +20,14 @@ fn send(sock: &UnixStream, data: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<us
 #[test]
 fn bytes_travel_without_descriptors_and_in_parts() {
     let (left, right) = UnixStream::pair().unwrap();
-    let parts = [
-        IoSlice::new(b"head"),
-        IoSlice::new(b""),
-        IoSlice::new(b"body"),
-    ];
+    let parts = [IoSlice::new(b"head"), IoSlice::new(b""), IoSlice::new(b"body")];
     assert_eq!(send_with_fds(left.as_fd(), &parts, &[]).unwrap(), 8);
     let (mut buf, mut fds) = ([0; 16], Vec::new());
-    assert_eq!(
-        recv_with_fds(right.as_fd(), &mut buf, &mut fds, 4).unwrap(),
-        8
-    );
+    assert_eq!(recv_with_fds(right.as_fd(), &mut buf, &mut fds, 4).unwrap(), 8);
     assert_eq!(&buf[..8], b"headbody");
     assert!(fds.is_empty());
     drop(left);
-    assert_eq!(
-        recv_with_fds(right.as_fd(), &mut buf, &mut fds, 4).unwrap(),
-        0,
-        "end of stream"
-    );
+    assert_eq!(recv_with_fds(right.as_fd(), &mut buf, &mut fds, 4).unwrap(), 0, "end of stream");
 }
 
 #[test]
@@ -54,18 +43,12 @@ fn several_segments_travel_in_one_message_and_map() {
     let borrowed: Vec<_> = segments.iter().map(AsFd::as_fd).collect();
     send(&left, b"three", &borrowed).unwrap();
     let (mut buf, mut fds) = ([0; 16], Vec::new());
-    assert_eq!(
-        recv_with_fds(right.as_fd(), &mut buf, &mut fds, 8).unwrap(),
-        5
-    );
+    assert_eq!(recv_with_fds(right.as_fd(), &mut buf, &mut fds, 8).unwrap(), 5);
     assert_eq!(fds.len(), 3);
     for (number, fd) in fds.into_iter().enumerate() {
         assert!(fcntl_getfd(&fd).unwrap().contains(FdFlags::CLOEXEC));
         let mut seen = [0];
-        Mapping::from_fd(fd, PAGE_BYTES)
-            .unwrap()
-            .read_at(9, &mut seen)
-            .unwrap();
+        Mapping::from_fd(fd, PAGE_BYTES).unwrap().read_at(9, &mut seen).unwrap();
         assert_eq!(usize::from(seen[0]), number + 1, "order is kept");
     }
 }
@@ -74,53 +57,30 @@ fn several_segments_travel_in_one_message_and_map() {
 fn descriptors_beyond_the_limit_are_closed() {
     let (left, right) = UnixStream::pair().unwrap();
     let (read_end, write_end) = rustix::pipe::pipe().unwrap();
-    send(
-        &left,
-        b"x",
-        &[write_end.as_fd(), write_end.as_fd(), write_end.as_fd()],
-    )
-    .unwrap();
+    send(&left, b"x", &[write_end.as_fd(), write_end.as_fd(), write_end.as_fd()]).unwrap();
     drop(write_end);
     let (mut buf, mut fds) = ([0; 4], Vec::new());
     recv_with_fds(right.as_fd(), &mut buf, &mut fds, 1).unwrap();
     assert_eq!(fds.len(), 1);
     let mut polled = [PollFd::new(&read_end, PollFlags::IN)];
-    let no_wait = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    assert_eq!(
-        poll(&mut polled, Some(&no_wait)).unwrap(),
-        0,
-        "one write end is still open"
-    );
+    let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut polled, Some(&no_wait)).unwrap(), 0, "one write end is still open");
     fds.clear();
     let mut polled = [PollFd::new(&read_end, PollFlags::IN)];
     poll(&mut polled, Some(&no_wait)).unwrap();
-    assert!(
-        polled[0].revents().contains(PollFlags::HUP),
-        "the two others were closed on receipt"
-    );
+    assert!(polled[0].revents().contains(PollFlags::HUP), "the two others were closed on receipt");
 }
 
 #[test]
 fn messages_that_cannot_travel_are_refused() {
     let (left, right) = UnixStream::pair().unwrap();
     let many = vec![left.as_fd(); MAX_FDS + 1];
-    assert_eq!(
-        send(&left, b"x", &many).unwrap_err().kind(),
-        ErrorKind::InvalidInput
-    );
-    assert_eq!(
-        send(&left, b"", &many[..1]).unwrap_err().kind(),
-        ErrorKind::InvalidInput
-    );
+    assert_eq!(send(&left, b"x", &many).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(send(&left, b"", &many[..1]).unwrap_err().kind(), ErrorKind::InvalidInput);
     send(&left, b"x", &many[1..]).unwrap();
     let mut fds: Vec<OwnedFd> = Vec::new();
     assert_eq!(
-        recv_with_fds(right.as_fd(), &mut [], &mut fds, 1)
-            .unwrap_err()
-            .kind(),
+        recv_with_fds(right.as_fd(), &mut [], &mut fds, 1).unwrap_err().kind(),
         ErrorKind::InvalidInput
     );
     recv_with_fds(right.as_fd(), &mut [0; 4], &mut fds, MAX_FDS).unwrap();
@@ -131,10 +91,7 @@ fn messages_that_cannot_travel_are_refused() {
 fn a_closed_peer_is_an_error_and_no_signal() {
     let (left, right) = UnixStream::pair().unwrap();
     drop(right);
-    assert_eq!(
-        send(&left, b"x", &[]).unwrap_err().kind(),
-        ErrorKind::BrokenPipe
-    );
+    assert_eq!(send(&left, b"x", &[]).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
 #[test]
@@ -186,39 +143,19 @@ fn a_pidfd_fires_at_exit_and_not_at_close() {
     let (sock, _) = listener.accept().unwrap();
     let pidfd = peer_pidfd(sock.as_fd()).unwrap();
     let mut fds = Vec::new();
-    assert_eq!(
-        recv_with_fds(sock.as_fd(), &mut [0; 1], &mut fds, 0).unwrap(),
-        0,
-        "the socket has ended"
-    );
-    let no_wait = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    assert_eq!(recv_with_fds(sock.as_fd(), &mut [0; 1], &mut fds, 0).unwrap(), 0, "the socket has ended");
+    let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
-    assert_eq!(
-        poll(&mut polled, Some(&no_wait)).unwrap(),
-        0,
-        "the process has not"
-    );
+    assert_eq!(poll(&mut polled, Some(&no_wait)).unwrap(), 0, "the process has not");
     drop(child.stdin.take());
-    assert_eq!(
-        poll(&mut polled, None).unwrap(),
-        1,
-        "exit makes it readable"
-    );
+    assert_eq!(poll(&mut polled, None).unwrap(), 1, "exit makes it readable");
     assert!(child.wait().unwrap().success());
     // Once reaped, no fresh handle can be mistaken for a live one.
     match peer_pidfd(sock.as_fd()) {
         Err(PidfdError::Exited) => {}
         Ok(late) => {
             let mut polled = [PollFd::new(&late, PollFlags::IN)];
-            assert_eq!(
-                poll(&mut polled, Some(&no_wait)).unwrap(),
-                1,
-                "{}",
-                late.as_raw_fd()
-            );
+            assert_eq!(poll(&mut polled, Some(&no_wait)).unwrap(), 1, "{}", late.as_raw_fd());
         }
         Err(other) => panic!("unexpected {other:?}"),
     }

@@ -22,26 +22,15 @@ fn meminfo_is_read_in_bytes_and_refused_without_its_line() {
     assert_eq!(parse_mem_available(MEMINFO), Some(1000 * 1024));
     assert_eq!(parse_mem_available("MemTotal: 5 kB\n"), None);
     assert_eq!(parse_mem_available("MemAvailable: 5 MB\n"), None);
-    assert_eq!(
-        parse_mem_available("MemAvailable: 18446744073709551615 kB\n"),
-        None,
-        "overflow"
-    );
+    assert_eq!(parse_mem_available("MemAvailable: 18446744073709551615 kB\n"), None, "overflow");
 }
 
 #[test]
 fn limits_and_memberships_are_parsed() {
     assert_eq!(parse_limit("max\n"), None);
-    assert_eq!(
-        parse_limit("9223372036854771712\n"),
-        None,
-        "v1 without a limit"
-    );
+    assert_eq!(parse_limit("9223372036854771712\n"), None, "v1 without a limit");
     assert_eq!(parse_limit("1048576\n"), Some(1 << 20));
-    assert_eq!(
-        parse_stat("active_file 5\ninactive_file 7\n", "inactive_file"),
-        Some(7)
-    );
+    assert_eq!(parse_stat("active_file 5\ninactive_file 7\n", "inactive_file"), Some(7));
     let text = "9:name=systemd:/\n4:cpu,memory:/pod/a:b\n0::/x\n";
     let found: Vec<_> = parse_memberships(text).collect();
     assert_eq!(found, [(Hierarchy::V1, "/pod/a:b"), (Hierarchy::V2, "/x")]);
@@ -52,21 +41,11 @@ fn the_tightest_v2_group_on_the_way_up_counts() {
     let (_root, proc_dir, cgroup_dir) = world("0::/outer/inner\n");
     write(&cgroup_dir, "outer/memory.max", "5000\n");
     write(&cgroup_dir, "outer/memory.current", "4500\n");
-    write(
-        &cgroup_dir,
-        "outer/memory.stat",
-        "anon 1\ninactive_file 200\n",
-    );
+    write(&cgroup_dir, "outer/memory.stat", "anon 1\ninactive_file 200\n");
     write(&cgroup_dir, "outer/inner/memory.max", "max\n");
     write(&cgroup_dir, "outer/inner/memory.current", "400\n");
     let memory = read_under(&proc_dir, &cgroup_dir).unwrap();
-    assert_eq!(
-        memory,
-        AvailableMemory {
-            host_bytes: 1_024_000,
-            cgroup_bytes: Some(700)
-        }
-    );
+    assert_eq!(memory, AvailableMemory { host_bytes: 1_024_000, cgroup_bytes: Some(700) });
     assert_eq!(memory.usable_bytes(), 700);
 }
 
@@ -76,15 +55,8 @@ fn a_v1_limit_counts_and_usage_above_it_leaves_nothing() {
     fs::create_dir_all(cgroup_dir.join("unified")).unwrap();
     write(&cgroup_dir, "memory/pod/memory.limit_in_bytes", "5000\n");
     write(&cgroup_dir, "memory/pod/memory.usage_in_bytes", "6000\n");
-    write(
-        &cgroup_dir,
-        "memory/memory.limit_in_bytes",
-        "9223372036854771712\n",
-    );
-    assert_eq!(
-        read_under(&proc_dir, &cgroup_dir).unwrap().cgroup_bytes,
-        Some(0)
-    );
+    write(&cgroup_dir, "memory/memory.limit_in_bytes", "9223372036854771712\n");
+    assert_eq!(read_under(&proc_dir, &cgroup_dir).unwrap().cgroup_bytes, Some(0));
 }
 
 #[test]
@@ -101,10 +73,7 @@ fn nonsense_is_an_error_that_names_the_file() {
     write(&cgroup_dir, "a/memory.max", "5000\n");
     write(&cgroup_dir, "a/memory.current", "many\n");
     let error = read_under(&proc_dir, &cgroup_dir).unwrap_err().to_string();
-    assert!(
-        error.contains("memory.current") && error.contains("many"),
-        "{error}"
-    );
+    assert!(error.contains("memory.current") && error.contains("many"), "{error}");
 }
 
 #[test]
