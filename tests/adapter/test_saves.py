@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from orbitkv.vllm import saves
 
 TOKENS = list(range(100, 118))
 
@@ -132,7 +133,10 @@ def test_step_still_running_saves_nothing(engine: Any, mini: Any, manager: Any) 
     assert order.blocks == table[:4]
 
 
-def test_existing_busy_and_refused_pages(engine: Any, mini: Any, manager: Any) -> None:
+def test_existing_busy_and_refused_pages(
+    engine: Any, mini: Any, manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves, "BUSY_RETRY_S", 0.0)
     a = request(mini, "a", skip_reading_prefix_cache=True)
     manager.pages[a.block_hashes[0]] = b""
     manager.filling.add(a.block_hashes[1])
@@ -142,10 +146,7 @@ def test_existing_busy_and_refused_pages(engine: Any, mini: Any, manager: Any) -
     assert [len(save.blocks) for save in manager.saves] == [2]
     # Busy: asked again a bounded number of times.
     again = [r for r in manager.reservations if r.hashes == [a.block_hashes[1]]]
-    assert len(again) == 1
-    for _ in range(60):
-        engine.step()
-    assert len([r for r in manager.reservations if r.hashes == [a.block_hashes[1]]]) == 2
+    assert len(again) == saves.MAX_BUSY_RETRIES
     manager.refuse = True
     prefill(engine, mini, request(mini, "c", list(range(8))))
     engine.step()
@@ -153,15 +154,33 @@ def test_existing_busy_and_refused_pages(engine: Any, mini: Any, manager: Any) -
     assert book(engine).open_pages == 0
 
 
-def test_busy_page_is_saved_when_the_other_writer_fails(engine: Any, mini: Any, manager: Any) -> None:
+def test_busy_page_is_asked_for_again_after_a_pause(
+    engine: Any, mini: Any, manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves, "BUSY_RETRY_S", 3600.0)
     a = request(mini, "a")
     manager.filling.add(a.block_hashes[1])
     prefill(engine, mini, a)
-    engine.step()
-    manager.filling.clear()
     for _ in range(20):
         engine.step()
+    assert not [r for r in manager.reservations if r.hashes == [a.block_hashes[1]]]
+
+
+def test_busy_page_of_a_finished_request_keeps_an_idle_engine_stepping_and_is_saved(
+    engine: Any, mini: Any, manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saves, "BUSY_RETRY_S", 0.0)
+    a = request(mini, "a")
+    manager.filling.update(a.block_hashes)
+    table = prefill(engine, mini, a)
+    engine.step()
+    engine.finish(a, table)
+    assert book(engine).has_work
+    manager.filling.clear()
+    for _ in range(4):
+        engine.step()
     assert set(manager.pages) == set(a.block_hashes)
+    assert not book(engine).has_work
 
 
 def test_same_prefix_of_two_requests_is_offered_once(engine: Any, mini: Any, manager: Any) -> None:

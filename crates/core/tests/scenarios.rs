@@ -450,3 +450,17 @@ fn shards_of_one_pool_do_not_take_each_others_segments_in_turn() {
         assert!(granted, "page {page} never gets its slots");
     }
 }
+
+#[test]
+fn the_next_segment_is_asked_for_before_the_last_slot_is_taken() {
+    let mut world = World::new(16, |c| c.segment_bytes = c.pool_bytes / 2);
+    let grows = |effects: &[Effect]| effects.iter().any(|e| matches!(e, Effect::GrowSegment { .. }));
+    let mut reserve = |hashes: &[BlockHash]| {
+        let (operation, revision) = world.next();
+        let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes };
+        world.step(Event::Reserve { session: SCHEDULER, operation, revision, request })
+    };
+    assert!(!grows(&reserve(&chain(0..6))), "a quarter of the segment is left");
+    assert!(grows(&reserve(&chain(6..7))));
+    assert!(!grows(&reserve(&chain(7..8))), "one is on its way");
+}

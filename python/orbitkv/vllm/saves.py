@@ -9,6 +9,7 @@ back: if the engine gives it to someone else first, the page is copied at once (
 from __future__ import annotations
 
 import enum
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,9 +21,10 @@ from orbitkv.vllm.native import load_native
 # Pages offered and not dispatched, in total and of one request. Over them a block is offered in a later step.
 MAX_OPEN_PAGES = 16384
 MAX_OPEN_PAGES_PER_REQUEST = 4096
-# "Busy" says that someone else is saving the page. It is worth asking again only in case they fail.
-MAX_BUSY_RETRIES = 2
-BUSY_RETRY_STEPS = 16
+# "Busy" says that memory is on its way, or that too much is being saved at once. Both pass within
+# milliseconds, so the first try comes soon and each later one after twice as long, 0.6 s in all.
+MAX_BUSY_RETRIES = 7
+BUSY_RETRY_S = 0.005
 
 
 class PageState(enum.Enum):
@@ -46,7 +48,7 @@ class Page:
     step: int  # whose forward pass completes the block
     state: PageState = PageState.OFFERED
     retries: int = 0
-    retry_step: int = 0
+    retry_at: float = 0.0  # on the monotonic clock
 
 
 @dataclass(eq=False)
@@ -84,8 +86,8 @@ class SaveBook:
 
     @property
     def has_work(self) -> bool:
-        """A page waits for an answer, a dispatch, or the end of its copy."""
-        return bool(self._batches or self._dispatched)
+        """A page waits for an answer, a second try, a dispatch, or the end of its copy."""
+        return bool(self._batches or self._busy or self._dispatched)
 
     @property
     def open_pages(self) -> int:
@@ -121,21 +123,22 @@ class SaveBook:
             self._open_by_request[page.request_id] += 1
         self._batches.append(_Batch(reservation, run))
 
-    def collect_answers(self, step: int) -> None:
+    def collect_answers(self) -> None:
         """Takes in what the manager has answered so far, and asks again where it said "busy" a while ago."""
+        now = time.monotonic()
         for batch in self._batches:
             if not batch.is_answered and batch.reservation.poll():
                 batch.is_answered = True
-                self._take_answer(batch, step)
-        due = [page for page in self._busy if page.retry_step <= step]
+                self._take_answer(batch, now)
+        due = [page for page in self._busy if page.retry_at <= now]
         if due:
-            self._busy = [page for page in self._busy if page.retry_step > step]
+            self._busy = [page for page in self._busy if page.retry_at > now]
             for page in due:
                 self._close(page)
             # A page belongs to one reservation for good: asking again makes a new one.
             self.offer(replace(page, state=PageState.OFFERED) for page in due)
 
-    def _take_answer(self, batch: _Batch, step: int) -> None:
+    def _take_answer(self, batch: _Batch, now: float) -> None:
         statuses = batch.reservation.statuses()
         if len(statuses) != len(batch.pages):
             statuses = [self._native.GRANT_REFUSED] * len(batch.pages)
@@ -146,8 +149,8 @@ class SaveBook:
                 page.state = PageState.GRANTED
             elif status == self._native.GRANT_BUSY and page.retries < MAX_BUSY_RETRIES:
                 page.state = PageState.BUSY
+                page.retry_at = now + BUSY_RETRY_S * 2**page.retries
                 page.retries += 1
-                page.retry_step = step + BUSY_RETRY_STEPS
                 self._busy.append(page)
             else:
                 self.counters["exists" if status == self._native.GRANT_EXISTS else "refused"] += 1

@@ -156,7 +156,7 @@ class SchedulerSide:
             self.gate.release(request_id)
         full_blocks = self._tables.scheduled(output, self._block_tokens)
         fresh = self._tables.take_fresh()
-        self.saves.collect_answers(self.step)
+        self.saves.collect_answers()
         orders, fences = self.saves.dispatch(self._ended_step, fresh)
         self._offer(full_blocks)
         self._estimate.begin_step(decoding=set(output.num_scheduled_tokens))

@@ -33,6 +33,15 @@ impl Core {
         }
     }
 
+    /// Asks for the next segment when a quarter of one is left: making one takes longer than savers wait.
+    pub(super) fn grow_ahead(&mut self, class: Class, effects: &mut Vec<Effect>) {
+        let quarter = (self.config.segment_bytes / class.slot_bytes).div_ceil(4);
+        let least = usize::try_from(quarter).unwrap_or(usize::MAX);
+        if self.slots.free_slots(class, least) < least {
+            self.grow(class, effects);
+        }
+    }
+
     /// The classes of a worker's shards.
     fn classes_of(&self, session: SessionId) -> Vec<Class> {
         let Some(known) = self.sessions.get(&session) else {

@@ -126,6 +126,11 @@ impl Core {
             parent = Some(hash);
         }
         kept.into_iter().for_each(|id| self.drop_lease(id));
+        if grants.iter().any(|g| matches!(g.grant, Grant::Slots(_))) {
+            for (class, _) in self.writers(target).into_iter().flatten() {
+                self.grow_ahead(class, effects);
+            }
+        }
         grants
     }
 
