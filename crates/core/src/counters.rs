@@ -1,6 +1,8 @@
 //! Plain counts since the start. The shell turns them into metrics.
 
-/// What has happened. All values only grow.
+use crate::GroupId;
+
+/// What has happened. All values only grow. Self-tests are in none of those that count queries or pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Foreground queries that got a final answer.
@@ -39,4 +41,15 @@ pub struct Counters {
     pub quarantined_slots: u64,
     /// Requests that broke a rule.
     pub refusals: u64,
+}
+
+impl Counters {
+    /// A query for `asked` pages got its final answer.
+    pub(crate) fn answer(&mut self, group: GroupId, asked: usize, answered: usize) {
+        if group != GroupId::PROBE {
+            self.queries += 1;
+            self.ram_pages += answered as u64;
+            self.missed_pages += (asked - answered) as u64;
+        }
+    }
 }

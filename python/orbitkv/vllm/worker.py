@@ -184,8 +184,10 @@ class WorkerSide:
                 continue
             if not load.is_over():
                 load.was_awaited = True
-                remaining_ms = max(0, int((deadline - time.monotonic()) * 1000))
-                if not load.native.wait_layer(index, remaining_ms):
+                # False: time is up, or a page failed. The others may land all the same.
+                if not load.native.wait_layer(index, _until_ms(deadline)) and not load.native.wait(
+                    _until_ms(deadline)
+                ):
                     self._stop(load)
             load.is_over()
             load.layers_waited = len(self._layers) if load.ended is not None else index + 1
@@ -262,3 +264,7 @@ class WorkerSide:
         loads = [*self._async.values(), *self._sync]
         blocks = {block for load in loads for block in load.order.blocks}
         return set(self._async) | self._received, blocks | self._failed_blocks
+
+
+def _until_ms(deadline: float) -> int:
+    return max(0, int((deadline - time.monotonic()) * 1000))

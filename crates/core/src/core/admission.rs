@@ -3,7 +3,7 @@
 use super::Core;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
-use crate::{Effect, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
+use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
 use std::collections::BTreeSet;
 
 /// What the budgets say to a number of bytes.
@@ -23,7 +23,7 @@ impl Core {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
-        let (instance, asked) = (op.instance, op.hashes.len());
+        let (instance, asked) = (op.instance, (op.group, op.hashes.len()));
         let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
         let hits = self.index.prefix(Self::keys(op), most).len();
         if hits == 0 {
@@ -52,7 +52,7 @@ impl Core {
     }
 
     /// A demand larger than its budget is answered at once with the prefix that fits.
-    fn bypass(&mut self, ticket: Ticket, shape: Shape, asked: usize, effects: &mut Vec<Effect>) {
+    fn bypass(&mut self, ticket: Ticket, shape: Shape, asked: (GroupId, usize), effects: &mut Vec<Effect>) {
         self.counters.budget_bypasses += 1;
         self.mark(Mark::Bypassed);
         let Some(op) = self.operations.get(&ticket) else {
@@ -93,7 +93,8 @@ impl Core {
             let Some(op) = self.operations.get(&ticket) else {
                 continue;
             };
-            let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
+            let (instance, group) = (op.instance, op.group);
+            let asked = (group, op.hashes.len());
             if blocked.contains(&instance) {
                 continue;
             }
@@ -142,7 +143,7 @@ impl Core {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
-        let (instance, asked) = (op.instance, op.hashes.len());
+        let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
         let pages = self.index.prefix(Self::keys(op), most);
         let bytes = shape.page_bytes() * pages.len() as u64;
         self.move_phase(ticket, Trigger::Admit);
@@ -157,9 +158,7 @@ impl Core {
         for page in pages.iter().rev() {
             self.take_lease(*page);
         }
-        self.counters.queries += 1;
-        self.counters.ram_pages += pages.len() as u64;
-        self.counters.missed_pages += (asked - pages.len()) as u64;
+        self.counters.answer(group, asked, pages.len());
         let expires_at = self.now.plus_ms(self.config.lease_ttl_ms);
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;

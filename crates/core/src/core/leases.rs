@@ -3,7 +3,7 @@
 use super::Core;
 use crate::ledger::{Account, Side};
 use crate::operation::Owing;
-use crate::{InstanceId, Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
+use crate::{GroupId, InstanceId, Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
 
 impl Core {
     /// The owner hands its lease to the workers: from here on they may read, until each says it is done.
@@ -35,7 +35,9 @@ impl Core {
             return Err(Refusal::NoWorker);
         }
         owing.retain(|owed| !op.early.contains(&owed.session));
-        self.counters.restored_pages += op.pages.len() as u64;
+        if op.group != GroupId::PROBE {
+            self.counters.restored_pages += op.pages.len() as u64;
+        }
         self.hand_out(ticket, owing);
         Ok(())
     }

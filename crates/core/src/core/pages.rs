@@ -76,7 +76,7 @@ impl Core {
             return self.condemn(id);
         }
         self.mark(Mark::Sealed);
-        self.counters.committed_pages += 1;
+        self.counters.committed_pages += u64::from(key.group != GroupId::PROBE);
         self.clock += 1;
         let above = parent_hash.and_then(|hash| self.index.sealed.get(&PageKey { hash, ..key }).copied());
         let parent = above.filter(|id| self.index.pages.get(*id).is_some_and(|p| p.depth + 1 == depth));
@@ -115,9 +115,12 @@ impl Core {
         };
         let was = std::mem::replace(&mut page.state, PageState::Condemned);
         let (key, parent, leased) = (page.key, page.parent.take(), page.leases > 0);
+        let complete = usize::from(page.committed) == page.parts.len();
         match was {
             PageState::Condemned => return,
-            PageState::Filling => self.counters.aborted_pages += 1,
+            // Complete, but somebody was faster: a duplicate, counted as such.
+            PageState::Filling if complete => {}
+            PageState::Filling => self.counters.aborted_pages += u64::from(key.group != GroupId::PROBE),
             PageState::Sealed => {
                 self.index.sealed.remove(&key);
             }
@@ -191,7 +194,7 @@ impl Core {
         self.check_count(hashes.len())?;
         for &hash in hashes {
             if let Some(&id) = self.index.sealed.get(&PageKey { namespace, group, hash }) {
-                self.counters.dropped_pages += 1;
+                self.counters.dropped_pages += u64::from(group != GroupId::PROBE);
                 self.condemn(id);
             }
         }

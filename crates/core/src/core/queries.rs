@@ -123,11 +123,11 @@ impl Core {
         let (namespace, active) = (known.namespace, known.active);
         if !active && demand.group != GroupId::PROBE {
             self.mark(Mark::InactiveMiss);
-            return self.push_miss(ticket, asked, MissReason::Inactive, effects);
+            return self.push_miss(ticket, (demand.group, asked), MissReason::Inactive, effects);
         }
         if used >= self.config.operations_per_session || self.open_operations() >= self.config.operations {
             self.mark(Mark::LimitMiss);
-            return self.push_miss(ticket, asked, MissReason::Limit, effects);
+            return self.push_miss(ticket, (demand.group, asked), MissReason::Limit, effects);
         }
         let deadline = demand.deadline_ms.map(|ms| self.now.plus_ms(u64::from(ms)));
         let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
@@ -171,12 +171,11 @@ impl Core {
     pub(super) fn push_miss(
         &mut self,
         ticket: Ticket,
-        asked: usize,
+        (group, asked): (GroupId, usize),
         reason: MissReason,
         effects: &mut Vec<Effect>,
     ) {
-        self.counters.queries += 1;
-        self.counters.missed_pages += asked as u64;
+        self.counters.answer(group, asked, 0);
         effects.push(outcome(ticket, OperationOutcome::Miss(reason)));
     }
 

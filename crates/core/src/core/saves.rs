@@ -101,6 +101,7 @@ impl Core {
         open: bool,
         effects: &mut Vec<Effect>,
     ) -> Vec<PageGrant> {
+        let counted = u64::from(request.group != GroupId::PROBE);
         let mut parent = request.parent;
         // Room is never made of the chain's own head. Its deepest page is enough: others have a child.
         let mut kept: Vec<PageId> = Vec::new();
@@ -116,10 +117,10 @@ impl Core {
             };
             match &grant {
                 Grant::Busy | Grant::Refused => {
-                    self.counters.refused_pages += 1;
+                    self.counters.refused_pages += counted;
                     stopped = Some(grant.clone());
                 }
-                Grant::Slots(_) => self.counters.granted_pages += 1,
+                Grant::Slots(_) => self.counters.granted_pages += counted,
                 Grant::Exists => kept.extend(self.keep(key)),
             }
             grants.push(PageGrant { hash, grant });
