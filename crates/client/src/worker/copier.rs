@@ -10,7 +10,7 @@ use crate::link::Urgency;
 use crate::ticket::PagePart;
 use orbitkv_copy::{CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, PagePair, page_crc64};
 use orbitkv_shm::Region;
-use orbitkv_wire::{CommitItem, Slot, ToManager};
+use orbitkv_wire::ToManager;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 pub(super) const MAX_RUNNING: usize = 48;
 /// Saves among them: few, so that a restore that comes finds the engine's threads soon.
 const MAX_RUNNING_SAVES: usize = 16;
-/// Most slots in one message.
-pub(super) const BATCH: usize = 64;
 /// How long a page waits for the descriptor of its segment.
 const SEGMENT_WAIT: Duration = Duration::from_secs(1);
 /// How often something that nobody signals is looked at again.
@@ -35,23 +33,23 @@ enum Running {
 }
 
 /// A page that was copied and is not yet committed.
-struct Commit {
-    page: Arc<SavePage>,
-    crc: u64,
+pub(super) struct Commit {
+    pub(super) page: Arc<SavePage>,
+    pub(super) crc: u64,
 }
 
 pub(super) struct Copier {
-    work: Arc<Work>,
+    pub(super) work: Arc<Work>,
     engine: Box<dyn CopyEngine>,
     verifier: Verifier,
     running: HashMap<u64, Running>,
-    running_saves: usize,
+    pub(super) running_saves: usize,
     next_id: u64,
-    commits: Vec<Commit>,
+    pub(super) commits: Vec<Commit>,
     /// How many of them have been counted at the hold point.
-    noted_commits: usize,
+    pub(super) noted_commits: usize,
     /// Something waits for what nobody signals.
-    parked: bool,
+    pub(super) parked: bool,
 }
 
 impl Copier {
@@ -305,104 +303,6 @@ impl Copier {
         self.running.insert(id, Running::Save(page, memory, offset));
     }
 
-    fn send_aborts(&mut self) {
-        let aborts = std::mem::take(&mut self.work.lock().aborts);
-        let mut by_session: HashMap<u64, Vec<Slot>> = HashMap::new();
-        for (session, slot) in aborts {
-            by_session.entry(session).or_default().push(slot);
-        }
-        for (session, slots) in by_session {
-            for batch in slots.chunks(BATCH) {
-                self.work.must(session, &ToManager::Abort(batch));
-            }
-        }
-    }
-
-    /// Commits what is copied: in full batches, or what there is when no save runs.
-    fn send_commits(&mut self) {
-        if self.commits.is_empty() {
-            return;
-        }
-        if hooks::is_held(hooks::COMMIT) && self.commits.iter().any(|c| !c.page.origin.probe) {
-            for _ in self.noted_commits..self.commits.len() {
-                hooks::note_reached(hooks::COMMIT);
-            }
-            self.noted_commits = self.commits.len();
-            self.parked = true;
-            return;
-        }
-        self.noted_commits = 0;
-        while self.commits.len() >= BATCH || (self.running_saves == 0 && !self.commits.is_empty()) {
-            let count = self.commits.len().min(BATCH);
-            let batch: Vec<Commit> = self.commits.drain(..count).collect();
-            self.commit(&batch);
-        }
-    }
-
-    fn commit(&self, batch: &[Commit]) {
-        // Pages of an earlier session are not ours to commit any more.
-        for group in batch.chunk_by(|a, b| a.page.origin.session == b.page.origin.session) {
-            let items: Vec<CommitItem> = group.iter().map(item).collect();
-            let Some(first) = group.first() else { continue };
-            let sent = self.work.must(first.page.origin.session, &ToManager::Commit(&items));
-            for commit in group {
-                if sent {
-                    commit.page.group.committed(1);
-                }
-                if !commit.page.origin.probe {
-                    let stats = &self.work.stats;
-                    if sent {
-                        add(&stats.saved_pages, 1);
-                        add(&stats.saved_bytes, commit.page.bytes());
-                    } else {
-                        add(&stats.aborted_pages, 1);
-                    }
-                }
-            }
-        }
-    }
-
-    fn answer_unserved(&self) {
-        let mut inner = self.work.lock();
-        let Some(session) = inner.session else { return };
-        let unserved: Vec<_> = inner.unserved.take(session.boot).collect();
-        drop(inner);
-        for ticket in unserved {
-            ticket.send(|message| {
-                self.work.must(session.number, message);
-            });
-        }
-    }
-
-    /// Answers once nothing for the fenced scheduler runs, waits, or is still to be committed.
-    fn answer_fences(&mut self) {
-        let mut inner = self.work.lock();
-        let commits = &self.commits;
-        let busy = |scheduler: u64| {
-            inner.copies_for(scheduler)
-                || commits.iter().any(|c| !c.page.origin.probe && c.page.origin.scheduler <= scheduler)
-        };
-        let (wait, answer): (Vec<_>, Vec<_>) = inner.fences.iter().partition(|(_, s)| busy(*s));
-        inner.fences = wait;
-        drop(inner);
-        for (session, scheduler) in answer {
-            self.work.must(session, &ToManager::Fenced { scheduler });
-        }
-    }
-
-    fn attest_ended_sessions(&self) {
-        let mut inner = self.work.lock();
-        let Some(session) = inner.session else { return };
-        let ended = inner.take_ended_sessions();
-        drop(inner);
-        for earlier in ended {
-            if !self.work.must(session.number, &ToManager::CopiesEnded { session: earlier }) {
-                // The next connection says it.
-                self.work.lock().unattested.insert(earlier);
-            }
-        }
-    }
-
     fn take_id(&mut self) -> CopyId {
         self.next_id += 1;
         CopyId(self.next_id)
@@ -420,10 +320,6 @@ impl Work {
     pub(super) fn must(&self, session: u64, message: &ToManager<'_>) -> bool {
         self.link.send(session, (0, 0), message, Urgency::Must).is_ok()
     }
-}
-
-fn item(commit: &Commit) -> CommitItem {
-    CommitItem { slot: commit.page.part.slot(), hash: commit.page.hash, crc: commit.crc.into() }
 }
 
 /// Counts an arrival at a hold point, once.

@@ -34,7 +34,7 @@ impl Unserved {
             Self::Restore { session, operation, revision } => {
                 must(&ToManager::CopyDone { session: *session, operation: *operation, revision: *revision });
             }
-            Self::Save(slots) => slots.chunks(super::copier::BATCH).for_each(|s| must(&ToManager::Abort(s))),
+            Self::Save(slots) => slots.chunks(super::reports::BATCH).for_each(|s| must(&ToManager::Abort(s))),
         }
     }
 }

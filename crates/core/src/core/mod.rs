@@ -11,6 +11,7 @@ mod saves;
 mod sessions;
 mod timers;
 mod views;
+mod writers;
 
 use crate::index::Index;
 use crate::instance::Instance;
