@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.environment import assert_one_thread
 from support.manager import Manager
 from support.memory import KvMemory
 from support.models import tiny_model
@@ -198,6 +199,7 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
     from vllm import LLM
     from vllm.config import KVTransferConfig
 
+    assert_one_thread()
     options: dict[str, Any] = {}
     if manager is not None:
         options["kv_transfer_config"] = KVTransferConfig(

@@ -25,3 +25,11 @@ ENGINE_ENVIRONMENT = {
 def set_engine_environment() -> None:
     """For this process and its children."""
     os.environ.update(ENGINE_ENVIRONMENT)
+
+
+def assert_one_thread() -> None:
+    """Outputs can be compared: see `tests/conftest.py`."""
+    import torch
+
+    threads = torch.get_num_threads()
+    assert threads == 1, f"torch runs with {threads} threads: it was imported before OMP_NUM_THREADS=1 was set"
