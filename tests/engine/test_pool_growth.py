@@ -18,7 +18,8 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]) -> Engine:
-    return new_engine(new_manager(pool_size="64mib", segment_size=SEGMENT_SIZE), connector={"load_mode": "sync"})
+    manager = new_manager(pool_size="64mib", segment_size=SEGMENT_SIZE)
+    return new_engine(manager, connector={"load_mode": "sync"})
 
 
 def assert_restored(engine: Engine, prompts: list[list[int]], cold: list[list[int]]) -> None:

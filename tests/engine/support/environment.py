@@ -32,4 +32,4 @@ def assert_one_thread() -> None:
     import torch
 
     threads = torch.get_num_threads()
-    assert threads == 1, f"torch runs with {threads} threads: it was imported before OMP_NUM_THREADS=1 was set"
+    assert threads == 1, f"torch runs with {threads} threads, imported before OMP_NUM_THREADS=1"
