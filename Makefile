@@ -75,8 +75,8 @@ test-wheel: setup wheel wheel-test-hooks
 sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted defects
 	@cargo run --release --locked -q -p orbitkv-sim $(if $(PLANT),--features plant -- --plant $(PLANT),-- --seeds $(SEEDS))
 
-bench: ## run the benchmarks
-	@cargo bench --locked --workspace
+bench: ## measure speed and memory beside their limits; rows in out/bench/summary.json
+	@cargo run --release --locked -q -p orbitkv-bench
 
 lint: setup-tools ## check format, lints, dependency licences and sources
 	cargo fmt --all --check

@@ -1,0 +1,54 @@
+//! `make bench`: what OrbitKV promises about speed and memory, each figure beside its limit.
+//!
+//! Where the limit is a measurement too (an echo, a plain copy), both sides run in turn, so that a busy
+//! host slows both; five rounds, and the median of each counts. A figure that misses its target is printed
+//! as `short` and changes nothing about the exit status: hosts differ, and nobody should be taught to
+//! ignore a red build.
+//!
+//! The program is its own manager and its own echo server: `orbitkv-bench manager …` and
+//! `orbitkv-bench echo …` are the processes on the other end.
+
+#![deny(unsafe_code)]
+
+mod cache;
+mod child;
+mod copies;
+mod core;
+mod echo;
+mod host;
+#[allow(unsafe_code, reason = "buffers are handed to copies by address")]
+mod memory;
+mod mix;
+mod query;
+mod report;
+mod rounds;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use report::Row;
+use std::ffi::OsString;
+use std::path::Path;
+
+/// Where the rows go, beside the table on standard output.
+const SUMMARY: &str = "out/bench/summary.json";
+
+fn main() -> Result<()> {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match args.first().and_then(|name| name.to_str()) {
+        // The name of the mode takes the place of the program's name.
+        Some("manager") => Ok(orbitkv_manager::run(&orbitkv_manager::Args::try_parse_from(&args)?)?),
+        Some("echo") => echo::serve(&args[1..]),
+        Some(other) => anyhow::bail!("unknown argument {other:?}: run it without arguments"),
+        None => report::publish(&measure()?, Path::new(SUMMARY)),
+    }
+}
+
+/// Every row, in the order of the table.
+fn measure() -> Result<Vec<Row>> {
+    let mut rows = core::rows().context("the core")?;
+    rows.extend(copies::rows().context("host copies")?);
+    let cache = cache::Cache::start().context("a manager with pages")?;
+    rows.extend(query::rows(&cache).context("queries")?);
+    rows.extend(host::rows(&cache).context("the manager's own use of the host")?);
+    Ok(rows)
+}
