@@ -113,5 +113,5 @@ def test_verdict_of_the_self_test_reaches_the_scheduler(
 
 
 def probe_has_ended(manager: Manager) -> bool:
-    """The page of the self-test was saved, and forgotten after its restore."""
-    return manager.counters()["committed_pages"] > 0 and manager.status()["pool"]["pages"] == 0
+    """The worker has told its verdict, which counters of pages say nothing about."""
+    return manager.metrics().get('orbitkv_frames_received_total{kind="Attest"}', 0) > 0
