@@ -37,6 +37,7 @@ class EngineSettings:
     block_tokens: int = BLOCK_TOKENS
     max_model_len: int = 2048
     max_num_seqs: int = 8
+    prefix_caching: bool = True
     connector: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     # False where the manager is not there yet, or the cache is not meant to become active.
@@ -213,7 +214,7 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
         model=str(settings.model),
         skip_tokenizer_init=True,
         enforce_eager=True,
-        enable_prefix_caching=True,
+        enable_prefix_caching=settings.prefix_caching,
         prefix_caching_hash_algo="sha256_cbor",
         block_size=settings.block_tokens,
         max_model_len=settings.max_model_len,

@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 const READ_BYTES: usize = 256 << 10;
+/// How long a listener may keep silent. Without a limit the client of one that hangs would never see the
+/// manager that takes its place on the same path.
+const WELCOME_WAIT: Duration = Duration::from_secs(3);
 /// Most descriptors taken from one read, and most kept for frames not yet complete.
 const MAX_FDS: usize = 64;
 const MAX_KEPT_FDS: usize = 256;
@@ -119,11 +122,12 @@ impl<'a> Connection<'a> {
         self.link.set_status("connected; waiting for the manager's welcome".to_owned());
         self.buffer.resize(READ_BYTES, 0);
         let mut reader = FrameReader::default();
+        let welcome_by = Instant::now() + WELCOME_WAIT;
         let end = loop {
             if self.link.stopping() {
                 break End::Stopped;
             }
-            if let Err(end) = self.turn(&socket, &mut reader) {
+            if let Err(end) = self.turn(&socket, &mut reader, welcome_by) {
                 break end;
             }
         };
@@ -134,9 +138,13 @@ impl<'a> Connection<'a> {
     }
 
     /// Waits for something to do and does it.
-    fn turn(&mut self, socket: &OwnedFd, reader: &mut FrameReader) -> Result<(), End> {
+    fn turn(&mut self, socket: &OwnedFd, reader: &mut FrameReader, welcome_by: Instant) -> Result<(), End> {
         let now = Instant::now();
-        let next = self.session.and_then(|_| self.handler.timer(now));
+        let next = if self.session.is_some() { self.handler.timer(now) } else { Some(welcome_by) };
+        if self.session.is_none() && now >= welcome_by {
+            let (shown, waited_s) = (self.link.socket.display(), WELCOME_WAIT.as_secs());
+            return Err(End::Lost(format!("no answer at {shown} for {waited_s} s (trying again)")));
+        }
         let (left, broken) = {
             let out = self.link.lock_out();
             (out.left(), out.is_broken())
