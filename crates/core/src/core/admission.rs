@@ -1,6 +1,7 @@
 //! Budget first: no page is leased before its bytes are reserved.
 
 use super::Core;
+use crate::index::PageId;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
 use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
@@ -25,18 +26,18 @@ impl Core {
         };
         let (instance, asked) = (op.instance, (op.group, op.hashes.len()));
         let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
-        let hits = self.index.prefix(Self::keys(op), most).len();
-        if hits == 0 {
+        let hits = self.index.prefix(Self::keys(op), most);
+        if hits.is_empty() {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Absent, effects);
         }
-        let bytes = shape.page_bytes() * hits as u64;
+        let bytes = shape.page_bytes() * hits.len() as u64;
         match self.fit(instance, bytes) {
             Fit::Now if self.queue.is_empty() => {
                 self.mark(Mark::AdmittedAtOnce);
                 self.lease(ticket, shape, hits, effects);
             }
-            Fit::Never => self.bypass(ticket, shape, asked, effects),
+            Fit::Never => self.bypass(ticket, shape, (hits, asked), effects),
             Fit::Now | Fit::Later { .. } => self.enqueue(ticket, effects),
         }
     }
@@ -52,7 +53,13 @@ impl Core {
     }
 
     /// A demand larger than its budget is answered at once with the prefix that fits.
-    fn bypass(&mut self, ticket: Ticket, shape: Shape, asked: (GroupId, usize), effects: &mut Vec<Effect>) {
+    fn bypass(
+        &mut self,
+        ticket: Ticket,
+        shape: Shape,
+        (mut hits, asked): (Vec<PageId>, (GroupId, usize)),
+        effects: &mut Vec<Effect>,
+    ) {
         self.counters.budget_bypasses += 1;
         self.mark(Mark::Bypassed);
         let Some(op) = self.operations.get(&ticket) else {
@@ -66,7 +73,8 @@ impl Core {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Budget, effects);
         }
-        self.lease(ticket, shape, usize::try_from(pages).unwrap_or(usize::MAX), effects);
+        hits.truncate(usize::try_from(pages).unwrap_or(usize::MAX));
+        self.lease(ticket, shape, hits, effects);
     }
 
     fn enqueue(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
@@ -102,14 +110,14 @@ impl Core {
                 continue;
             };
             let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
-            let hits = self.index.prefix(Self::keys(op), most).len();
-            if hits == 0 {
+            let hits = self.index.prefix(Self::keys(op), most);
+            if hits.is_empty() {
                 self.leave_queue(ticket);
                 self.drop_operation(ticket);
                 self.push_miss(ticket, asked, MissReason::Absent, effects);
                 continue;
             }
-            match self.fit(instance, shape.page_bytes() * hits as u64) {
+            match self.fit(instance, shape.page_bytes() * hits.len() as u64) {
                 Fit::Now => {
                     self.mark(Mark::AdmittedLater);
                     self.leave_queue(ticket);
@@ -123,7 +131,7 @@ impl Core {
                 Fit::Later { instance_only: false } => break,
                 Fit::Never => {
                     self.leave_queue(ticket);
-                    self.bypass(ticket, shape, asked, effects);
+                    self.bypass(ticket, shape, (hits, asked), effects);
                 }
             }
         }
@@ -138,13 +146,12 @@ impl Core {
         }
     }
 
-    /// Reserves the bytes, leases the longest sealed prefix up to `most` pages and answers.
-    fn lease(&mut self, ticket: Ticket, shape: Shape, most: usize, effects: &mut Vec<Effect>) {
+    /// Reserves the bytes, leases the pages, a sealed prefix of the demand, and answers.
+    fn lease(&mut self, ticket: Ticket, shape: Shape, pages: Vec<PageId>, effects: &mut Vec<Effect>) {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
         let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
-        let pages = self.index.prefix(Self::keys(op), most);
         let bytes = shape.page_bytes() * pages.len() as u64;
         self.move_phase(ticket, Trigger::Admit);
         self.ledger.transfer(Side::Free, Side::Held(instance, Account::Preparing), bytes);

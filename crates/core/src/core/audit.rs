@@ -67,7 +67,7 @@ impl Core {
         }
         let mut candidates = 0;
         for (id, page) in &self.index.pages {
-            let seen = self.index.sealed.get(&page.key) == Some(&id);
+            let seen = self.index.sealed(&page.key) == Some(id);
             let sealed = page.state == PageState::Sealed;
             ensure(seen == sealed, || format!("{:?} is {:?}, in the index: {seen}", page.key, page.state))?;
             let held = leases.remove(&id).unwrap_or(0);
@@ -87,7 +87,7 @@ impl Core {
         }
         ensure(leases.is_empty(), || "a leased page does not exist".into())?;
         ensure(candidates == self.policy.len(), || "the policy holds pages that must stay".into())?;
-        ensure(self.index.sealed.values().all(|id| self.index.pages.contains_key(*id)), || {
+        ensure(self.index.sealed_ids().all(|id| self.index.pages.contains_key(id)), || {
             "the index names a page that does not exist".into()
         })
     }

@@ -121,7 +121,7 @@ impl Core {
             for slot in used.filter(|s| s.state != SlotState::Free) {
                 let id = slot.page?;
                 let page = self.index.pages.get(id)?;
-                let sealed = self.index.sealed.get(&page.key) == Some(&id);
+                let sealed = self.index.sealed(&page.key) == Some(id);
                 if !sealed || page.leases > 0 || slot.readers > 0 {
                     return None;
                 }
@@ -150,7 +150,7 @@ impl Core {
             }
             self.slots.free(part.slot);
         }
-        self.index.sealed.remove(&page.key);
+        self.index.hide(id);
         self.index.pages.remove(id);
         true
     }

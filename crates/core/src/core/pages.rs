@@ -70,7 +70,7 @@ impl Core {
             return;
         };
         let (key, parent_hash, depth) = (page.key, page.parent_hash, page.depth);
-        if self.index.sealed.contains_key(&key) {
+        if self.index.sealed(&key).is_some() {
             self.mark(Mark::DuplicateCommit);
             self.counters.duplicate_pages += 1;
             return self.condemn(id);
@@ -78,7 +78,7 @@ impl Core {
         self.mark(Mark::Sealed);
         self.counters.committed_pages += u64::from(key.group != GroupId::PROBE);
         self.clock += 1;
-        let above = parent_hash.and_then(|hash| self.index.sealed.get(&PageKey { hash, ..key }).copied());
+        let above = parent_hash.and_then(|hash| self.index.sealed(&PageKey { hash, ..key }));
         let parent = above.filter(|id| self.index.pages.get(*id).is_some_and(|p| p.depth + 1 == depth));
         if let Some(parent) = parent {
             self.withdraw(parent);
@@ -87,7 +87,7 @@ impl Core {
             }
         }
         self.remove_pending(id);
-        self.index.sealed.insert(key, id);
+        self.index.publish(id);
         if let Some(page) = self.index.pages.get_mut(id) {
             page.state = PageState::Sealed;
             page.parent = parent;
@@ -122,7 +122,7 @@ impl Core {
             PageState::Filling if complete => {}
             PageState::Filling => self.counters.aborted_pages += u64::from(key.group != GroupId::PROBE),
             PageState::Sealed => {
-                self.index.sealed.remove(&key);
+                self.index.hide(id);
             }
         }
         if leased {
@@ -193,7 +193,7 @@ impl Core {
         let namespace = self.namespace_of(session)?;
         self.check_count(hashes.len())?;
         for &hash in hashes {
-            if let Some(&id) = self.index.sealed.get(&PageKey { namespace, group, hash }) {
+            if let Some(id) = self.index.sealed(&PageKey { namespace, group, hash }) {
                 self.counters.dropped_pages += u64::from(group != GroupId::PROBE);
                 self.condemn(id);
             }

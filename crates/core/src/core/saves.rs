@@ -137,7 +137,7 @@ impl Core {
 
     /// Leases a page of the chain that is being saved until all of the chain has its answer.
     fn keep(&mut self, key: PageKey) -> Option<PageId> {
-        let id = self.index.sealed.get(&key).copied()?;
+        let id = self.index.sealed(&key)?;
         self.take_lease(id);
         Some(id)
     }
@@ -165,7 +165,7 @@ impl Core {
         target: Target,
         effects: &mut Vec<Effect>,
     ) -> Grant {
-        if let Some(&page) = self.index.sealed.get(&key) {
+        if let Some(page) = self.index.sealed(&key) {
             self.mark(Mark::ReserveExists);
             self.touch(page);
             return Grant::Exists;

@@ -77,13 +77,13 @@ impl Core {
     /// Visible pages.
     #[must_use]
     pub fn sealed_pages(&self) -> usize {
-        self.index.sealed.len()
+        self.index.sealed_len()
     }
 
     /// Whether a page is visible.
     #[must_use]
     pub fn is_sealed(&self, key: &PageKey) -> bool {
-        self.index.sealed.contains_key(key)
+        self.index.sealed(key).is_some()
     }
 
     /// Sessions open or not yet gone.
