@@ -1,4 +1,4 @@
-"""An engine that starts before its manager, or where nobody answers, serves and attaches later (case A-54)."""
+"""An engine that starts before its manager, or where nobody answers, serves, and attaches later (A-54)."""
 
 from __future__ import annotations
 
