@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +93,7 @@ def descriptor_links() -> list[str]:
     links = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            links.append(os.readlink(entry))
+            links.append(str(entry.readlink()))
         except FileNotFoundError:
             continue
     return links
