@@ -208,6 +208,30 @@ def test_sync_load_that_does_not_land_is_stopped(make_engine: Any, mini: Any, ma
     assert engine.invalid[-1] == set(table[:4])
 
 
+def test_sync_load_with_a_failed_page_still_lands_the_others(
+    make_engine: Any, mini: Any, manager: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orbitkv.vllm.native import load_native
+
+    engine = make_engine(load_mode="sync")
+    engine.compute_and_save(request(mini, "a"))
+    b = engine.add(request(mini, "b"))
+    engine.match(b)
+    table = engine.allocate(b, 16)
+    # The failure shows in `wait_layer` while the other pages are still on their way.
+    manager.fail_blocks = {table[2]}
+    manager.hold_loads = True
+
+    def land(load: Any, timeout_ms: int) -> bool:
+        load.finish()
+        return True
+
+    monkeypatch.setattr(load_native().Load, "wait", land)
+    engine.step(mini.output(new=[(b, table, 16, 2)]), has_sync=True)
+    assert not manager.loads[-1].aborted
+    assert engine.invalid[-1] == {table[2]}
+
+
 def test_sync_load_that_lands_after_its_layer_was_read_is_not_trusted(
     make_engine: Any, mini: Any, manager: Any
 ) -> None:

@@ -29,7 +29,7 @@ pub struct Config {
     pub parts_per_answer: usize,
     /// A query that has not become ready ends after this.
     pub operation_lifetime_ms: u64,
-    /// A ready lease that is not handed out ends after this.
+    /// A ready lease that is not handed out is asked back after this.
     pub lease_ttl_ms: u64,
     /// Share of the pool, in percent, that may be reserved for saves and not yet sealed.
     pub filling_percent: u64,

@@ -2,7 +2,8 @@
 
 use crate::GroupId;
 
-/// What has happened. All values only grow. Self-tests are in none of those that count queries or pages.
+/// What has happened. All values only grow. Self-tests are left out of queries and of
+/// pages granted, sealed, answered and restored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Foreground queries that got a final answer.

@@ -24,7 +24,7 @@ pub enum MissReason {
     Lifetime,
     /// A limit on operations was reached.
     Limit,
-    /// A lease was not claimed in time.
+    /// A lease was not handed out in time: its owner must release it, which ends it.
     Expired,
     /// The demand is larger than its budget and nothing of it fits now.
     Budget,

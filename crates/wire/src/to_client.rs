@@ -19,7 +19,7 @@ pub enum WireMiss {
     Lifetime = 3,
     /// Too many operations.
     Limit = 4,
-    /// Lease not claimed in time.
+    /// Lease not handed out in time: release it, the manager keeps the pages until then.
     Expired = 5,
     /// Larger than its budget, and nothing of it fits now.
     Budget = 6,
