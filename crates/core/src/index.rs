@@ -30,15 +30,13 @@ pub(crate) struct Page {
     pub(crate) last_use: u64,
     /// Operations that lease it.
     pub(crate) leases: u32,
-    /// Resident children.
+    /// Pages behind it, visible or being saved. Counts while it is visible; else `Index::orphans` does.
     pub(crate) children: u32,
     pub(crate) state: PageState,
     pub(crate) committed: u16,
     pub(crate) depth: u32,
     /// One for each shard; `None` once that slot has been freed.
     pub(crate) parts: Vec<Option<PagePart>>,
-    /// Resident parent, linked at sealing.
-    pub(crate) parent: Option<PageId>,
     pub(crate) parent_hash: Option<BlockHash>,
     /// The reservation it came from.
     pub(crate) saver: Saver,
@@ -65,6 +63,17 @@ pub(crate) struct Index {
     sealed: HashTable<PageId>,
     hasher: DefaultHashBuilder,
     pub(crate) pending: HashMap<(InstanceId, PageKey), PageId>,
+    /// Children of pages that are not visible: not yet, because a page is sealed when its copy ends and
+    /// copies end in any order, or no more. Keyed by the parent and its depth, so that parents, which are
+    /// the client's word, cannot go in circles.
+    pub(crate) orphans: HashMap<(PageKey, u32), u32>,
+}
+
+impl Page {
+    /// Key and depth of the page before it in its chain.
+    pub(crate) fn parent(&self) -> Option<(PageKey, u32)> {
+        Some((PageKey { hash: self.parent_hash?, ..self.key }, self.depth.checked_sub(1)?))
+    }
 }
 
 impl Index {
@@ -89,6 +98,11 @@ impl Index {
         if let Ok(entry) = self.sealed.find_entry(self.hasher.hash_one(page.key), |other| *other == id) {
             entry.remove();
         }
+    }
+
+    /// The visible page of that key, if it is at that depth.
+    pub(crate) fn sealed_at(&self, (key, depth): &(PageKey, u32)) -> Option<PageId> {
+        self.sealed(key).filter(|id| self.pages.get(*id).is_some_and(|page| page.depth == *depth))
     }
 
     /// Number of visible pages.
@@ -144,7 +158,6 @@ mod tests {
             committed: 1,
             depth: 0,
             parts: Vec::new(),
-            parent: None,
             parent_hash: None,
             saver: Saver { instance: InstanceId(1), session: SessionId(1), operation: OperationId(1) },
         }

@@ -95,6 +95,8 @@ marks! {
     Evicted,
     /// A parent became a leaf by the eviction of its last child.
     ParentBecameLeaf,
+    /// A page was sealed after one that follows it.
+    SealedAfterChild,
     /// A page of another class made room for a segment.
     SegmentReclaimed,
     /// A bad page was condemned.

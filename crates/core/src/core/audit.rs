@@ -1,10 +1,11 @@
 //! The core's own books, checked against each other. For tests: cost grows with everything there is.
 
 use super::Core;
-use crate::index::PageState;
+use crate::index::{Page, PageState};
 use crate::policy::Policy;
 use crate::slots::SlotState;
 use crate::{Micros, Phase};
+use hashbrown::HashMap;
 use std::collections::BTreeMap;
 
 /// A failed check, in words.
@@ -65,6 +66,11 @@ impl Core {
         for page in self.operations.values().flat_map(|op| &op.pages) {
             *leases.entry(*page).or_default() += 1;
         }
+        let mut children: HashMap<_, u32> = HashMap::new();
+        let linked = self.index.pages.values().filter(|page| page.state != PageState::Condemned);
+        for parent in linked.filter_map(Page::parent) {
+            *children.entry(parent).or_default() += 1;
+        }
         let mut candidates = 0;
         for (id, page) in &self.index.pages {
             let seen = self.index.sealed(&page.key) == Some(id);
@@ -73,6 +79,10 @@ impl Core {
             let held = leases.remove(&id).unwrap_or(0);
             ensure(held == page.leases, || {
                 format!("{:?} counts {} leases, has {held}", page.key, page.leases)
+            })?;
+            let behind = if sealed { children.remove(&(page.key, page.depth)).unwrap_or(0) } else { 0 };
+            ensure(behind == page.children, || {
+                format!("{:?} counts {} children, has {behind}", page.key, page.children)
             })?;
             for part in page.parts.iter().flatten() {
                 let slot = self.slots.get(part.slot);
@@ -85,6 +95,7 @@ impl Core {
                 ensure(self.policy.contains(victim), || format!("{:?} cannot be evicted", page.key))?;
             }
         }
+        ensure(children == self.index.orphans, || "orphans do not add up".into())?;
         ensure(leases.is_empty(), || "a leased page does not exist".into())?;
         ensure(candidates == self.policy.len(), || "the policy holds pages that must stay".into())?;
         ensure(self.index.sealed_ids().all(|id| self.index.pages.contains_key(id)), || {

@@ -5,6 +5,7 @@ use crate::index::{Page, PageId, PageState};
 use crate::policy::{Policy, Pool, Victim};
 use crate::slots::SlotState;
 use crate::{BlockHash, GroupId, Mark, PageKey, Refusal, SessionId, SlotRef};
+use hashbrown::hash_map::Entry;
 
 impl Core {
     /// The page as a candidate for eviction, if it is one.
@@ -69,7 +70,7 @@ impl Core {
         let Some(page) = self.index.pages.get(id) else {
             return;
         };
-        let (key, parent_hash, depth) = (page.key, page.parent_hash, page.depth);
+        let (key, depth) = (page.key, page.depth);
         if self.index.sealed(&key).is_some() {
             self.mark(Mark::DuplicateCommit);
             self.counters.duplicate_pages += 1;
@@ -78,22 +79,49 @@ impl Core {
         self.mark(Mark::Sealed);
         self.counters.committed_pages += u64::from(key.group != GroupId::PROBE);
         self.clock += 1;
-        let above = parent_hash.and_then(|hash| self.index.sealed(&PageKey { hash, ..key }));
-        let parent = above.filter(|id| self.index.pages.get(*id).is_some_and(|p| p.depth + 1 == depth));
-        if let Some(parent) = parent {
-            self.withdraw(parent);
-            if let Some(page) = self.index.pages.get_mut(parent) {
-                page.children += 1;
-            }
-        }
         self.remove_pending(id);
         self.index.publish(id);
+        let children = self.index.orphans.remove(&(key, depth)).unwrap_or(0);
+        if children > 0 {
+            self.mark(Mark::SealedAfterChild);
+        }
         if let Some(page) = self.index.pages.get_mut(id) {
             page.state = PageState::Sealed;
-            page.parent = parent;
+            page.children = children;
             page.last_use = self.clock;
         }
         self.reconsider(id);
+    }
+
+    /// Counts a page behind its parent, which is no leaf from now on.
+    pub(super) fn link(&mut self, parent: (PageKey, u32)) {
+        let Some(above) = self.index.sealed_at(&parent) else {
+            *self.index.orphans.entry(parent).or_default() += 1;
+            return;
+        };
+        self.withdraw(above);
+        if let Some(page) = self.index.pages.get_mut(above) {
+            page.children += 1;
+        }
+    }
+
+    fn unlink(&mut self, parent: (PageKey, u32)) {
+        let Some(above) = self.index.sealed_at(&parent) else {
+            if let Entry::Occupied(mut orphans) = self.index.orphans.entry(parent) {
+                *orphans.get_mut() -= 1;
+                if *orphans.get() == 0 {
+                    orphans.remove();
+                }
+            }
+            return;
+        };
+        if let Some(page) = self.index.pages.get_mut(above) {
+            page.children -= 1;
+        }
+        if self.candidate(above).is_some() {
+            self.mark(Mark::ParentBecameLeaf);
+        }
+        self.reconsider(above);
     }
 
     fn remove_pending(&mut self, id: PageId) {
@@ -114,8 +142,9 @@ impl Core {
             return;
         };
         let was = std::mem::replace(&mut page.state, PageState::Condemned);
-        let (key, parent, leased) = (page.key, page.parent.take(), page.leases > 0);
+        let (key, depth, parent, leased) = (page.key, page.depth, page.parent(), page.leases > 0);
         let complete = usize::from(page.committed) == page.parts.len();
+        let children = std::mem::take(&mut page.children);
         match was {
             PageState::Condemned => return,
             // Complete, but somebody was faster: a duplicate, counted as such.
@@ -123,19 +152,16 @@ impl Core {
             PageState::Filling => self.counters.aborted_pages += u64::from(key.group != GroupId::PROBE),
             PageState::Sealed => {
                 self.index.hide(id);
+                if children > 0 {
+                    self.index.orphans.insert((key, depth), children);
+                }
             }
         }
         if leased {
             self.mark(Mark::CondemnedWhileLeased);
         }
-        if let Some(parent) = parent
-            && let Some(above) = self.index.pages.get_mut(parent)
-        {
-            above.children -= 1;
-            if self.candidate(parent).is_some() {
-                self.mark(Mark::ParentBecameLeaf);
-            }
-            self.reconsider(parent);
+        if let Some(parent) = parent {
+            self.unlink(parent);
         }
         self.free_condemned(id);
     }

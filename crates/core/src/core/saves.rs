@@ -104,13 +104,13 @@ impl Core {
         let counted = u64::from(request.group != GroupId::PROBE);
         let mut parent = request.parent;
         // Room is never made of the chain's own head. Its deepest page is enough: others have a child.
-        let mut kept: Vec<PageId> = Vec::new();
-        kept.extend(self.keep_above(target, request.group, parent));
+        let key = |hash| PageKey { namespace: target.namespace, group: request.group, hash };
+        let mut kept: Vec<PageId> = parent.and_then(|hash| self.keep(key(hash))).into_iter().collect();
         let mut stopped = (!open).then_some(Grant::Refused);
         let mut grants = Vec::with_capacity(request.hashes.len());
         for (i, &hash) in request.hashes.iter().enumerate() {
             let depth = request.first_depth.saturating_add(u32::try_from(i).unwrap_or(u32::MAX));
-            let key = PageKey { namespace: target.namespace, group: request.group, hash };
+            let key = key(hash);
             let grant = match &stopped {
                 Some(grant) => grant.clone(),
                 None => self.grant(ticket, key, (parent, depth), target, effects),
@@ -140,21 +140,6 @@ impl Core {
         let id = self.index.sealed(&key)?;
         self.take_lease(id);
         Some(id)
-    }
-
-    /// The same for the nearest sealed page above a chain: those between are still being saved.
-    fn keep_above(&mut self, target: Target, group: GroupId, parent: Option<BlockHash>) -> Option<PageId> {
-        let mut hash = parent?;
-        // Parents are the client's word, and could go in circles.
-        for _ in 0..=self.index.pending.len() {
-            let key = PageKey { namespace: target.namespace, group, hash };
-            if let Some(id) = self.keep(key) {
-                return Some(id);
-            }
-            let id = self.index.pending.get(&(target.instance, key))?;
-            hash = self.index.pages.get(*id)?.parent_hash?;
-        }
-        None
     }
 
     fn grant(
@@ -230,7 +215,6 @@ impl Core {
             committed: 0,
             parent_hash,
             depth,
-            parent: None,
             children: 0,
             leases: 0,
             last_use: 0,
@@ -248,8 +232,13 @@ impl Core {
             parts.push(PagePart { slot, crc: 0 });
         }
         assert_eq!(parts.len(), writers.len(), "room was made for every shard");
-        if let Some(page) = self.index.pages.get_mut(id) {
+        let page = self.index.pages.get_mut(id);
+        let parent = page.and_then(|page| {
             page.parts = parts.iter().copied().map(Some).collect();
+            page.parent()
+        });
+        if let Some(parent) = parent {
+            self.link(parent);
         }
         self.index.pending.insert((target.instance, key), id);
         if self.planted(Plant::PublishBeforeCommit) {

@@ -1,0 +1,123 @@
+//! Queries, leases, budgets and restores.
+
+use crate::world::*;
+use orbitkv_core::*;
+
+#[test]
+fn a_saved_prefix_is_leased_restored_and_drained() {
+    let mut world = World::new(8, |_| {});
+    world.save(&chain(0..3), None, 0);
+    let (ticket, outcome) = world.query(&chain(0..5));
+    assert_eq!(ready(&outcome).iter().map(|p| p.crc).collect::<Vec<_>>(), [42; 3]);
+    assert_eq!(world.core.ledger().account_bytes(Account::Ready), 3 * SLOT_BYTES);
+    assert_eq!(world.restore(ticket), []);
+    assert_eq!(world.core.ledger().account_bytes(Account::Restoring), 3 * SLOT_BYTES);
+    world.release(ticket);
+    assert_eq!(world.core.operations_in(Phase::Draining), 1, "the worker is not done");
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert_eq!((world.core.ledger().reserved_bytes(), world.core.operations().count()), (0, 0));
+}
+
+#[test]
+fn a_repeated_query_is_answered_again_and_charged_once() {
+    let mut world = World::new(4, |_| {});
+    world.save(&chain(0..1), None, 0);
+    let (ticket, first) = world.query(&chain(0..1));
+    let again = world.query_as(ticket, &chain(0..1), None);
+    assert_eq!(first, again);
+    assert_eq!(world.core.ledger().reserved_bytes(), SLOT_BYTES);
+    let other = world.step(Event::Query {
+        session: SCHEDULER,
+        operation: ticket.operation,
+        revision: ticket.revision,
+        demand: Demand { group: GROUP, hashes: &chain(0..2), deadline_ms: None },
+    });
+    assert_eq!(refusal(&other), &Refusal::ParametersChanged);
+}
+
+#[test]
+fn a_waiter_is_admitted_when_bytes_come_free_and_misses_at_its_deadline() {
+    let mut world = World::new(4, |c| {
+        c.query_budget_bytes = SLOT_BYTES;
+        c.query_instance_budget_bytes = SLOT_BYTES;
+    });
+    world.save(&chain(0..1), None, 0);
+    let (first, _) = world.query(&chain(0..1));
+    let (operation, revision) = world.next();
+    let late = Ticket { session: SCHEDULER, operation, revision };
+    assert_eq!(world.query_as(late, &chain(0..1), Some(50)), [OperationOutcome::Waiting]);
+    assert_eq!(outcomes(world.later(60)), [OperationOutcome::Miss(MissReason::Deadline)]);
+    assert_eq!(world.query(&chain(0..1)).1, [OperationOutcome::Waiting]);
+    assert_eq!(ready(&outcomes(world.release(first))).len(), 1);
+}
+
+#[test]
+fn a_demand_above_its_budget_gets_what_fits() {
+    let mut world = World::new(4, |c| {
+        c.query_budget_bytes = 2 * SLOT_BYTES;
+        c.query_instance_budget_bytes = 2 * SLOT_BYTES;
+    });
+    world.save(&chain(0..4), None, 0);
+    assert_eq!(ready(&world.query(&chain(0..4)).1).len(), 2);
+    assert_eq!(world.core.counters().budget_bypasses, 1);
+}
+
+#[test]
+fn an_unclaimed_lease_expires_and_a_claimed_one_does_not() {
+    let mut world = World::new(4, |c| c.lease_ttl_ms = 100);
+    world.save(&chain(0..1), None, 0);
+    let (unclaimed, _) = world.query(&chain(0..1));
+    let (claimed, _) = world.query(&chain(0..1));
+    world.restore(claimed);
+    assert_eq!(outcomes(world.later(200)), [OperationOutcome::Miss(MissReason::Expired)]);
+    assert_eq!(world.core.operations_in(Phase::Restoring), 1);
+    assert_eq!(world.core.operations_in(Phase::Ready), 1, "asked for, not taken");
+    world.release(unclaimed);
+    assert_eq!(refusal(&world.restore(unclaimed)), &Refusal::UnknownOperation);
+}
+
+#[test]
+fn a_restore_that_crosses_the_expiry_of_its_lease_keeps_its_pages() {
+    let mut world = World::new(1, |c| {
+        c.lease_ttl_ms = 100;
+        c.query_budget_bytes = c.pool_bytes;
+        c.query_instance_budget_bytes = c.pool_bytes;
+    });
+    world.save(&chain(0..1), None, 0);
+    let (ticket, _) = world.query(&chain(0..1));
+    world.later(200);
+    assert_eq!(world.restore(ticket), []);
+    assert_eq!(world.reserve(&chain(5..6), None, 0), [Grant::Refused], "the page is being read");
+    world.release(ticket);
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert!(matches!(world.reserve(&chain(5..6), None, 0)[..], [Grant::Slots(_)]));
+}
+
+#[test]
+fn a_worker_that_is_done_before_the_restore_is_read_is_not_waited_for() {
+    let mut world = World::new(4, |_| {});
+    world.save(&chain(0..1), None, 0);
+    let (ticket, _) = world.query(&chain(0..1));
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert_eq!(world.core.operations_in(Phase::Ready), 1, "the owner still holds its lease");
+    world.restore(ticket);
+    world.release(ticket);
+    assert_eq!((world.core.operations().count(), world.core.ledger().reserved_bytes()), (0, 0));
+}
+
+#[test]
+fn a_large_demand_is_not_overtaken_by_small_ones_of_its_own_instance() {
+    let mut world = World::new(8, |c| {
+        c.query_budget_bytes = 4 * SLOT_BYTES;
+        c.query_instance_budget_bytes = 2 * SLOT_BYTES;
+    });
+    world.save(&chain(0..2), None, 0);
+    let (first, _) = world.query(&chain(0..1));
+    let (large, outcome) = world.query(&chain(0..2));
+    assert_eq!(outcome, [OperationOutcome::Waiting]);
+    let (small, outcome) = world.query(&chain(0..1));
+    assert_eq!(outcome, [OperationOutcome::Waiting], "it fits, but stands behind the large one");
+    assert_eq!(ready(&outcomes(world.release(first))).len(), 2);
+    assert_eq!(ready(&outcomes(world.release(large))).len(), 1);
+    world.release(small);
+}
