@@ -3,6 +3,7 @@
 use crate::{BlockHash, InstanceId, OperationId, PageKey, PagePart, SessionId};
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
 use slotmap::{SlotMap, new_key_type};
+use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 new_key_type! {
@@ -21,6 +22,10 @@ pub(crate) enum PageState {
     Condemned,
 }
 
+/// The shards of a page; without tensor parallelism the only one lies in the page itself, which saves a
+/// lookup a fetch from memory.
+pub(crate) type Parts = SmallVec<[Option<PagePart>; 1]>;
+
 /// A page and its links. What a lookup and a lease touch comes first, together: with a large index, the
 /// time of a query is the time to fetch those lines from memory.
 #[derive(Clone, Debug)]
@@ -36,7 +41,7 @@ pub(crate) struct Page {
     pub(crate) committed: u16,
     pub(crate) depth: u32,
     /// One for each shard; `None` once that slot has been freed.
-    pub(crate) parts: Vec<Option<PagePart>>,
+    pub(crate) parts: Parts,
     pub(crate) parent_hash: Option<BlockHash>,
     /// The reservation it came from.
     pub(crate) saver: Saver,
@@ -157,7 +162,7 @@ mod tests {
             state: PageState::Sealed,
             committed: 1,
             depth: 0,
-            parts: Vec::new(),
+            parts: Parts::new(),
             parent_hash: None,
             saver: Saver { instance: InstanceId(1), session: SessionId(1), operation: OperationId(1) },
         }

@@ -42,12 +42,18 @@ pub(crate) struct Operation {
 }
 
 /// A word-wise multiply-and-rotate digest: only repetitions of a session's own requests are compared, so
-/// it need not resist an adversary, but it runs over every hash of every query.
+/// it need not resist an adversary, but it runs over every hash of every query. Four lanes, because each
+/// step of one waits for its last.
 pub(crate) fn digest(group: GroupId, lead: u64, hashes: &[BlockHash]) -> u64 {
     let mix = |h: u64, word: u64| (h ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     let start = mix(mix(0xcbf2_9ce4_8422_2325, u64::from(group.0)), lead);
-    let words = hashes.iter().flat_map(|hash| hash.0.as_chunks::<8>().0);
-    words.fold(start, |h, word| mix(h, u64::from_le_bytes(*word)))
+    let mut lanes = [start, start ^ 1, start ^ 2, start ^ 3];
+    for hash in hashes {
+        for (lane, word) in lanes.iter_mut().zip(hash.0.as_chunks::<8>().0) {
+            *lane = mix(*lane, u64::from_le_bytes(*word));
+        }
+    }
+    lanes.into_iter().fold(hashes.len() as u64, mix)
 }
 
 /// Digest of a demand. The deadline may differ: it is not part of what is asked.

@@ -190,10 +190,12 @@ impl Core {
             Phase::Ready | Phase::Restoring | Phase::Draining => {
                 let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));
                 let shards = pages.clone().next().map_or(0, |p| p.parts.len());
+                let mut parts = Vec::with_capacity(op.pages.len() * shards);
+                pages.for_each(|page| parts.extend(page.parts.iter().flatten()));
                 OperationOutcome::Ready {
                     pages: u32::try_from(op.pages.len()).unwrap_or(u32::MAX),
                     shards: u16::try_from(shards).unwrap_or(u16::MAX),
-                    parts: pages.flat_map(|p| p.parts.iter().flatten().copied()).collect(),
+                    parts,
                 }
             }
         };

@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::eviction::Room;
-use crate::index::{Page, PageId, PageState, Saver};
+use crate::index::{Page, PageId, PageState, Parts, Saver};
 use crate::instance::Shape;
 use crate::operation::digest;
 use crate::save::Save;
@@ -211,7 +211,7 @@ impl Core {
         let id = self.index.pages.insert(Page {
             key,
             state: PageState::Filling,
-            parts: Vec::new(),
+            parts: Parts::new(),
             committed: 0,
             parent_hash,
             depth,
