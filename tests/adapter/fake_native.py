@@ -302,6 +302,7 @@ class WorkerClient:
         self, registration: Registration, *, rank: int, layout: Layout, scratch: Layout, **settings: Any
     ) -> None:
         assert scratch.page_bytes == layout.page_bytes
+        self.rank = rank
         self.layout = layout
         self.settings = settings
 

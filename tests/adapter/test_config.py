@@ -60,7 +60,19 @@ def _two_groups(cache: Any) -> None:
 
 
 UNSUPPORTED = [
-    ({"parallel_config__tensor_parallel_size": 2}, None, "tensor parallel size is 2"),
+    (
+        {
+            "parallel_config__tensor_parallel_size": 2,
+            "parallel_config__distributed_executor_backend": "external_launcher",
+        },
+        None,
+        "a scheduler of its own",
+    ),
+    (
+        {"parallel_config__tensor_parallel_size": 2, "parallel_config__nnodes_within_dp": 2},
+        None,
+        "ranks are on 2 hosts",
+    ),
     ({"parallel_config__pipeline_parallel_size": 2}, None, "pipeline parallel size is 2"),
     ({"parallel_config__decode_context_parallel_size": 2}, None, "decode context parallel size is 2"),
     ({"model_config__is_encoder_decoder": True}, None, "encoder-decoder"),
@@ -124,6 +136,7 @@ def namespace(mini: Any, environ: dict[str, str] | None = None, **changes: Any) 
     "changes",
     [
         {"model_config__dtype": torch.float16},
+        {"parallel_config__tensor_parallel_size": 2},
         {"cache_config__cache_dtype": "fp8"},
         {"cache_config__prefix_caching_hash_algo": "sha256"},
         {"model_config__quantization": "awq"},
@@ -164,6 +177,29 @@ def test_instance_token_comes_from_the_engine_id(native: Any, mini: Any, manager
     first, second, other = (entry["instance"] for entry in manager.registrations)
     assert first == second != other
     assert len(first) == 32
+
+
+def test_each_tensor_parallel_rank_is_a_shard(native: Any, mini: Any, manager: Any) -> None:
+    changes = {"parallel_config__tensor_parallel_size": 2, "parallel_config__world_size": 2}
+    scheduler = OrbitKVConnector(
+        mini.vllm_config(**changes), KVConnectorRole.SCHEDULER, mini.kv_cache_config()
+    )
+    workers = [
+        OrbitKVConnector(
+            mini.vllm_config(**changes, parallel_config__rank=rank),
+            KVConnectorRole.WORKER,
+            mini.kv_cache_config(),
+        )
+        for rank in (0, 1)
+    ]
+    for worker in workers:
+        worker.register_kv_caches(mini.kv_tensors())
+    assert [worker._worker._client.rank for worker in workers] == [0, 1]
+    first, *others = manager.registrations
+    assert (first["world_size"], first["groups"][0]["shard_count"]) == (2, 2)
+    assert others == [first, first]
+    for side in (scheduler, *workers):
+        side.shutdown()
 
 
 def _write_weights(directory: Path, fill: int) -> Path:

@@ -120,6 +120,16 @@ def test_worker_fault_with_a_load_from_an_earlier_step(make_engine: Any, mini: A
     assert (engine.received, engine.invalid[-1]) == (["b"], set(table))
 
 
+def test_worker_fault_ends_its_saves(engine: Any, mini: Any, manager: Any) -> None:
+    manager.hold_saves = True
+    saved(engine, mini)
+    assert engine.connector._scheduler.saves.has_work
+    engine.worker._worker.take_failed_blocks = None
+    engine.step()
+    assert "worker" in manager.closed
+    assert not engine.connector._scheduler.saves.has_work
+
+
 def test_save_error_of_the_client_is_not_a_fault(engine: Any, mini: Any, manager: Any, native: Any) -> None:
     def fail(ticket: bytes, blocks: list[int]) -> None:
         raise native.OrbitKVError("session lost")

@@ -73,7 +73,7 @@ class BrokenWorker:
         self._received, self._failed = side.outstanding()
         # Loads of this step and earlier ones are among those taken over; naming one twice kills the engine.
         self._seen_step = side.loads_step
-        self._ended_saves: dict[int, int] = {}
+        self._ended_saves = side.unreported_saves()
         self._step = side.step
 
     def take_over(self, metadata: StepMetadata) -> None:

@@ -92,7 +92,8 @@ def registration(
                 "group": 0,
                 "page_bytes": page_bytes(kv_cache),
                 "block_tokens": group.kv_cache_spec.block_size,
-                "shard_count": 1,
+                # Each rank has its own KV heads; where there are fewer heads than ranks, its own copy.
+                "shard_count": config.parallel_config.tensor_parallel_size,
                 "rule": "prefix",
             }
         ],
@@ -100,6 +101,6 @@ def registration(
 
 
 def page_bytes(kv_cache: KVCacheConfig) -> int:
-    """Bytes of one block of all layers."""
+    """Bytes of one block of all layers on one rank: one shard of a page."""
     group = kv_cache.kv_cache_groups[0]
     return group.kv_cache_spec.page_size_bytes * len(group.layer_names)

@@ -42,8 +42,9 @@ class SchedulerSide:
         self._settings = settings
         self._block_tokens = block_tokens
         self._summary = (
-            f"pages of {block_tokens} tokens, {page_bytes} bytes; load_mode={settings.load_mode}, "
-            f"verify_restore={settings.verify_restore}, manager at {settings.socket}"
+            f"pages of {block_tokens} tokens, {world_size} x {page_bytes} bytes; "
+            f"load_mode={settings.load_mode}, verify_restore={settings.verify_restore}, "
+            f"manager at {settings.socket}"
         )
         self._client = load_native().SchedulerClient(registration)
         self._lookups = Lookups(self._client, settings)

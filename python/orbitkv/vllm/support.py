@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
@@ -37,7 +37,6 @@ def _transfer_reason(config: VllmConfig) -> str | None:
 def _parallel_reason(config: VllmConfig) -> str | None:
     parallel = config.parallel_config
     sizes = {
-        "tensor": parallel.tensor_parallel_size,
         "pipeline": parallel.pipeline_parallel_size,
         "decode context": parallel.decode_context_parallel_size,
         "prefill context": getattr(parallel, "prefill_context_parallel_size", 1),
@@ -45,6 +44,17 @@ def _parallel_reason(config: VllmConfig) -> str | None:
     for name, size in sizes.items():
         if size > 1:
             return f"{name} parallel size is {size}; only 1 is supported"
+    if parallel.tensor_parallel_size > 1:
+        return _ranks_reason(parallel)
+    return None
+
+
+def _ranks_reason(parallel: ParallelConfig) -> str | None:
+    """Ranks share one answer and one manager: they need one scheduler, and one host."""
+    if getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
+        return "distributed_executor_backend is 'external_launcher': each rank has a scheduler of its own"
+    if (hosts := getattr(parallel, "nnodes_within_dp", 1)) > 1:
+        return f"the tensor parallel ranks are on {hosts} hosts; a cache manager serves one"
     return None
 
 

@@ -265,6 +265,11 @@ class WorkerSide:
         blocks = {block for load in loads for block in load.order.blocks}
         return set(self._async) | self._received, blocks | self._failed_blocks
 
+    def unreported_saves(self) -> dict[int, int]:
+        """Saves whose end was not reported yet, each with this one rank; for the side that takes over, once
+        the client has been closed and so nothing reads their blocks."""
+        return {**dict.fromkeys(self._saves, 1), **self._ended_saves}
+
 
 def _until_ms(deadline: float) -> int:
     return max(0, int((deadline - time.monotonic()) * 1000))

@@ -53,7 +53,8 @@ class Engine:
         self.llm = build_llm(manager, self.settings)
         self.core = self.llm.llm_engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
-        self.kv = KvMemory(self.llm)
+        worker = self.llm.llm_engine.model_executor.driver_worker.worker
+        self.kv = KvMemory(worker.model_runner.kv_caches)
         self._results: dict[str, Result] = {}
         self._internal_ids: dict[str, str] = {}
         self._fillers = 0

@@ -1,8 +1,9 @@
-"""KV memory of an in-process engine, byte by byte."""
+"""KV memory of a worker, byte by byte."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +15,8 @@ NULL_BLOCK = 0  # the engine's placeholder, never filled
 class KvMemory:
     """The tensors that the engine gave to its connector: one byte matrix `[blocks, block_bytes]` a layer."""
 
-    def __init__(self, llm: Any) -> None:
-        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        self._layers = [_byte_rows(tensor) for tensor in runner.kv_caches]
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._layers = [_byte_rows(tensor) for tensor in tensors]
 
     @property
     def num_blocks(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 
 from support.engine import FILLER_SEED, EngineSettings, Result, build_llm
@@ -20,7 +21,8 @@ class MultiprocessEngine:
 
     def __init__(self, manager: Manager, test_dir: Path, settings: EngineSettings) -> None:
         self.settings = settings
-        self._manager = manager
+        self.manager = manager
+        self._test_dir = test_dir
         self._fillers = 0
         before = os.environ[SWITCH]
         os.environ[SWITCH] = "1"
@@ -28,8 +30,12 @@ class MultiprocessEngine:
             self.llm = build_llm(manager, settings)
         finally:
             os.environ[SWITCH] = before
-        self.worker_holds = worker_holds(os.getpid(), test_dir)
         wait_until(lambda: manager.active_instances() == 1, f"it is active; log:\n{manager.log()}")
+
+    @cached_property
+    def worker_holds(self) -> Holds:
+        """Hold points of its one worker process."""
+        return worker_holds(os.getpid(), self._test_dir)
 
     def close(self) -> None:
         """Ends its processes."""
@@ -43,7 +49,7 @@ class MultiprocessEngine:
         outputs = self.llm.generate(
             [TokensPrompt(prompt_token_ids=tokens) for tokens in prompts], params, use_tqdm=False
         )
-        self._manager.wait_saved()
+        self.manager.wait_saved()
         return [Result(list(output.outputs[0].token_ids), output.num_cached_tokens) for output in outputs]
 
     def press_out(self) -> None:
