@@ -295,6 +295,8 @@ fn decode_operation<'a>(name: &'static str, payload: &'a [u8]) -> Result<ToClien
     }
     match head.state {
         WAITING => Ok(ToClient::Waiting),
+        // Nothing behind it would bound the number of pages.
+        READY if shards == 0 && pages > 0 => Err(value("shards", 0)),
         READY => Ok(ToClient::Ready { pages, shards, parts }),
         MISS => WireMiss::from_u8(head.miss)
             .map(ToClient::Miss)
@@ -316,8 +318,12 @@ fn decode_granted<'a>(name: &'static str, payload: &'a [u8]) -> Result<ToClient<
     }
     let parts = array::<Part>(name, rest, MAX_PARTS)?;
     let granted = statuses.iter().filter(|s| **s == GrantStatus::Slots as u8).count();
-    if parts.len() != granted * usize::from(head.shards.get()) {
+    let shards = head.shards.get();
+    if shards == 0 && granted > 0 {
+        return Err(WireError::Value { kind: name, what: "shards", got: 0 });
+    }
+    if parts.len() != granted * usize::from(shards) {
         return Err(shape);
     }
-    Ok(ToClient::Granted(GrantedBody { shards: head.shards.get(), statuses, parts }))
+    Ok(ToClient::Granted(GrantedBody { shards, statuses, parts }))
 }

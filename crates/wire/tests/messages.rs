@@ -130,3 +130,15 @@ fn more_hashes_than_a_frame_holds_are_refused() {
     ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes[1..] }.encode(&mut payload);
     assert!(ToManager::decode(Kind::Query, &payload).is_ok());
 }
+
+#[test]
+fn pages_without_shards_are_refused() {
+    let refused = |kind: Kind, payload: &[u8]| {
+        let error = WireError::Value { kind: kind.name(), what: "shards", got: 0 };
+        assert_eq!(ToClient::decode(kind, payload), Err(error));
+    };
+    // 2^32 - 1 pages ready, in no part at all.
+    refused(Kind::Operation, &[1, 0, 0, 0, 255, 255, 255, 255]);
+    // Two pages granted, in no slot at all.
+    refused(Kind::Granted, &[2, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+}

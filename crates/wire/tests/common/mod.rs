@@ -67,7 +67,7 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
         prop::collection::vec(slot(), 0..20),
         prop::collection::vec(item(), 0..20),
     );
-    let grants = (0u16..4, prop::collection::vec(0u8..4, 0..20), prop::collection::vec(part(), 80));
+    let grants = (1u16..4, prop::collection::vec(0u8..4, 0..20), prop::collection::vec(part(), 80));
     (numbers, lists, grants, "\\PC{0,40}", miss()).prop_map(|(numbers, lists, grants, text, miss)| {
         let (group, small, large, boot, flag, hash) = numbers;
         let (hashes, slots, items) = lists;

@@ -1,0 +1,148 @@
+//! The core, driven by bytes: sessions come and go, save, restore and break every rule on the way.
+
+mod cast;
+mod world;
+
+use crate::bytes::Bytes;
+use cast::{GROUP, group, hash};
+use orbitkv_core::{BlockHash, Demand, Event, Evidence, GroupId, Mark, SaveRequest};
+use world::World;
+
+/// Most events of one input. The audit behind each costs more than the event.
+const MAX_STEPS: usize = 2_000;
+
+/// Input: two bytes that choose limits, then events: a byte that names the event, and a byte or two for
+/// each thing it names. Sessions, operations and slots are mostly named by when they were last seen, so
+/// that most events are about something.
+///
+/// The books are audited behind every event. At the end all sessions close, all processes exit, and
+/// everything must be free.
+pub fn steps(input: &[u8]) {
+    marks_of_steps(input);
+}
+
+/// As [`steps`]; gives the rare things that the core went through.
+pub fn marks_of_steps(input: &[u8]) -> Vec<Mark> {
+    let mut bytes = Bytes::new(input);
+    let mut world = World::new(bytes.u8(), bytes.u8());
+    for _ in 0..MAX_STEPS {
+        if bytes.is_empty() {
+            break;
+        }
+        let event = bytes.u8();
+        step(&mut world, event, &mut bytes);
+    }
+    world.end()
+}
+
+fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    match event % 20 {
+        0 => world.open(bytes.u8(), bytes.u8()),
+        1 => {
+            let session = world.session(bytes.u8());
+            world.step(Event::SessionClosed { session });
+        }
+        2 => {
+            let choice = bytes.u8();
+            let evidence = if choice & 128 == 0 { Evidence::ProcessExit } else { Evidence::Attested };
+            let session = world.session(choice & 127);
+            world.step(Event::SessionGone { session, evidence });
+        }
+        3 => {
+            let choice = bytes.u8();
+            let session = world.session(choice & 127);
+            world.step(Event::Attest { session, passed: choice & 128 == 0 });
+        }
+        4..=6 => query(world, bytes),
+        7..=9 => reserve(world, bytes),
+        10 => {
+            let t = world.ticket(bytes);
+            let (session, operation, revision) = (t.session, t.operation, t.revision);
+            world.step(match bytes.u8() % 3 {
+                0 => Event::Restore { session, operation, revision },
+                1 => Event::Release { session, operation, revision },
+                _ => Event::Cancel { session, operation, revision },
+            });
+        }
+        11 => {
+            let (session, ticket) = (world.session(bytes.u8()), world.ticket(bytes));
+            world.step(Event::CopyDone { session, ticket });
+        }
+        12 => {
+            let (session, (slot, _)) = (world.session(bytes.u8()), world.slot(bytes.u8()));
+            world.step(Event::BadPage { session, slot });
+        }
+        13 | 14 => {
+            let (session, (slot, hash)) = (world.session(bytes.u8()), world.slot(bytes.u8()));
+            world.step(Event::Commit { session, slot, hash, crc: 42 });
+        }
+        15 => {
+            let (session, (slot, _)) = (world.session(bytes.u8()), world.slot(bytes.u8()));
+            world.step(Event::Abort { session, slot });
+        }
+        16 => {
+            let (session, scheduler) = (world.session(bytes.u8()), world.session(bytes.u8()));
+            world.step(Event::Fenced { session, scheduler });
+        }
+        17 => forget(world, bytes),
+        18 => {
+            let choice = bytes.u8();
+            let segment = world.segment(choice & 127);
+            let ready = choice & 128 == 0;
+            world.step(if ready {
+                Event::SegmentReady { segment }
+            } else {
+                Event::SegmentFailed { segment }
+            });
+        }
+        _ => {
+            world.wait(bytes.u8());
+            world.step(Event::Tick);
+        }
+    }
+}
+
+/// A chain of pages: where it starts, and up to 15 hashes.
+fn chain(choice: u8) -> (u8, Vec<BlockHash>) {
+    let (first, count) = (choice >> 4, choice & 15);
+    (first, (first..first + count).map(hash).collect())
+}
+
+fn query(world: &mut World, bytes: &mut Bytes<'_>) {
+    let t = world.ticket(bytes);
+    let (_, hashes) = chain(bytes.u8());
+    let choice = bytes.u8();
+    let group = group(choice);
+    let deadline_ms = (choice & 64 != 0).then_some(u32::from(choice));
+    let demand = Demand { group, hashes: &hashes, deadline_ms };
+    let (session, operation, revision) = (t.session, t.operation, t.revision);
+    world.step(Event::Query { session, operation, revision, demand });
+}
+
+fn reserve(world: &mut World, bytes: &mut Bytes<'_>) {
+    let t = world.ticket(bytes);
+    let (first, hashes) = chain(bytes.u8());
+    let choice = bytes.u8();
+    let group = group(choice);
+    // Mostly the block before the first one; else any block at any depth.
+    let (parent, first_depth) = match (choice & 64 != 0, first) {
+        (true, _) => (Some(hash(choice & 15)), u32::from(choice >> 2)),
+        (false, 0) => (None, 0),
+        (false, _) => (Some(hash(first - 1)), u32::from(first)),
+    };
+    let request = SaveRequest { group, parent, first_depth, hashes: &hashes };
+    let (session, operation, revision) = (t.session, t.operation, t.revision);
+    world.step(Event::Reserve { session, operation, revision, request });
+}
+
+fn forget(world: &mut World, bytes: &mut Bytes<'_>) {
+    let choice = bytes.u8();
+    let session = world.session(choice & 63);
+    let (_, hashes) = chain(bytes.u8());
+    world.step(match choice >> 6 {
+        0 => Event::Reset { session },
+        1 => Event::DropUnleased,
+        2 => Event::Forget { session, group: GROUP, hashes: &hashes },
+        _ => Event::Forget { session, group: GroupId::PROBE, hashes: &hashes },
+    });
+}
