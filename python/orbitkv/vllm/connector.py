@@ -26,6 +26,7 @@ from orbitkv.vllm.metadata import StepMetadata
 from orbitkv.vllm.namespace import page_bytes, registration
 from orbitkv.vllm.scheduler import SchedulerSide
 from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.stats import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.support import why_unsupported
 from orbitkv.vllm.worker import WorkerSide
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
     from vllm.v1.core.block_pool import BlockPool
@@ -237,6 +239,27 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         return self._on_worker(lambda side: side.report(), lambda broken: broken.report(), None)
 
     # Both -------------------------------------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> OrbitKVStats | None:
+        if self._role is KVConnectorRole.SCHEDULER:
+            counts = self._on_scheduler(lambda side: side.take_counts(), lambda _: {}, {})
+        else:
+            counts = self._on_worker(lambda side: side.take_counts(), lambda _: {}, {})
+        return OrbitKVStats(counts) if counts else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> OrbitKVStats:
+        return OrbitKVStats(dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> OrbitKVPromMetrics:
+        return OrbitKVPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """Idempotent. The engine does not always call it; the manager notices a dead process by itself."""

@@ -51,6 +51,7 @@ class Gate:
         # Request id to the blocks that it still has to get before it can finish its prompt.
         self._holds: dict[str, int] = {}
         self._head: _Head | None = None
+        self.denials = 0
 
     @property
     def holds(self) -> frozenset[str]:
@@ -62,6 +63,7 @@ class Gate:
         if not self._enabled or self._fits(request_id, need_blocks, is_async):
             return True
         self._put_off(_Head(request_id, need_blocks, by_gate=True))
+        self.denials += 1
         return False
 
     def put_off(self, request_id: str, need_blocks: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from orbitkv.vllm.native import load_native
@@ -37,6 +38,11 @@ class Lookup:
         return self._query.wait(timeout_us)
 
     @property
+    def timed_out(self) -> bool:
+        """Ended by its deadline: the client's clock, or ours before the client's thread came to it."""
+        return self._query.miss_reason in ("deadline", "")
+
+    @property
     def end(self) -> int:
         """Position after the last leased page."""
         return self.start + self._query.pages
@@ -64,6 +70,7 @@ class Lookups:
         self._client = client
         self._settings = settings
         self._native = load_native()
+        self.counters: Counter[str] = Counter()
 
     def hits(self, record: RequestRecord, start: int, usable: int) -> int | None:
         """Leased blocks from position `start` on, of those before `usable`; None means "not yet"."""
@@ -83,7 +90,12 @@ class Lookups:
             state = lookup.poll()
         if state == self._native.PENDING and time.monotonic() < record.lookup_deadline:
             return None
-        hits = min(lookup.end, usable) - start if state == self._native.READY else 0
+        if state == self._native.READY:
+            hits = min(lookup.end, usable) - start
+        else:
+            hits = 0
+            self.counters["lookup_misses"] += 1
+            self.counters["lookup_timeouts"] += lookup.timed_out
         if hits <= 0:
             lookup.close()
         return max(hits, 0)
@@ -94,5 +106,6 @@ class Lookups:
             record.lookup_deadline = now + self._settings.lookup_deadline_ms / 1000
         hashes = record.request.block_hashes[start : min(usable, start + MAX_QUERY_BLOCKS)]
         remaining_ms = max(1, int((record.lookup_deadline - now) * 1000))
+        self.counters["lookups"] += 1
         query = self._client.query(self._native.pad_hashes(list(hashes)), group=0, deadline_ms=remaining_ms)
         return Lookup(query, start)

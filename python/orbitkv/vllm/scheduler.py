@@ -16,6 +16,7 @@ from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.requests import Answer, Phase, RequestRecord
 from orbitkv.vllm.saves import Page, SaveBook
+from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables
 from orbitkv.vllm.transfer import TransferEstimate
 
@@ -61,6 +62,9 @@ class SchedulerSide:
         self._abort_saves = False
         self._idle_since: float | None = None
         self._said_active: bool | None = None
+        self._increments = Increments()
+        # Saves have ended, and what the workers counted since they saw it comes with one more step.
+        self._counts_due = False
 
     # Lookups and restores ---------------------------------------------------------------------------------
 
@@ -151,6 +155,7 @@ class SchedulerSide:
     def build_metadata(self, output: SchedulerOutput) -> StepMetadata:
         """Closes the engine's scheduling pass and says what the workers have to do in this step."""
         self.step += 1
+        self._counts_due = False
         self._say_active()
         self.gate.new_scan()
         for request_id in output.num_scheduled_tokens:
@@ -202,6 +207,7 @@ class SchedulerSide:
         if output.invalid_block_ids:
             self._restore_failed(set(output.invalid_block_ids), report.step)
         self._ended_step = max(self._ended_step, report.step)
+        self._counts_due = bool(report.ended_saves)
         for save_id, ranks in report.ended_saves.items():
             self.saves.save_ended(save_id, ranks)
         self._estimate.observe(report.loaded_bytes, report.load_seconds)
@@ -220,6 +226,18 @@ class SchedulerSide:
                 owner = self.records.get(page.request_id)
                 if owner is not None:
                     owner.considered = min(owner.considered, page.position)
+
+    def take_counts(self) -> dict[str, int | float]:
+        """What this side has counted since the last call, by the names of `stats.COUNTERS`."""
+        return self._increments.take(
+            {
+                **self._lookups.counters,
+                "gate_denials": self.gate.denials,
+                "save_refused_pages": self.saves.counters["refused"],
+                "save_overtaken_pages": self.saves.counters["overtaken"],
+                "reconnects": self._client.stats()["reconnects"],
+            }
+        )
 
     def _say_active(self) -> None:
         """One line whenever the cache comes or goes, the first time in any case."""
@@ -245,7 +263,7 @@ class SchedulerSide:
         """Whether an engine without requests should step on for the saves. True for a bounded time only."""
         if not self.saves.has_work:
             self._idle_since = None
-            return False
+            return self._counts_due
         now = time.monotonic()
         if self._idle_since is None:
             self._idle_since = now

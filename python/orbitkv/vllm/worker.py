@@ -15,6 +15,7 @@ from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.selftest import Scratch, probe_layout, scratch_like
+from orbitkv.vllm.stats import Increments, worker_totals
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +82,7 @@ class WorkerSide:
         self._loaded_bytes = 0
         self._load_seconds = 0.0
         self._said_verdict = ""
+        self._increments = Increments()
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
         """Proves the layout and attaches to the manager. Returns why the cache stays off, or None."""
@@ -250,6 +252,15 @@ class WorkerSide:
         self._ended_saves = {}
         self._loaded_bytes, self._load_seconds = 0, 0.0
         return report
+
+    def take_counts(self) -> dict[str, int | float]:
+        """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
+        if self._client is None:
+            return {}
+        block_tokens = self._kv_cache.kv_cache_groups[0].kv_cache_spec.block_size
+        # A page has a part on every rank; its tokens are counted once.
+        tokens = block_tokens if self._rank == 0 else 0
+        return self._increments.take(worker_totals(self._client.stats(), tokens))
 
     def close(self) -> None:
         """Ends all copies. After it nothing touches KV memory."""

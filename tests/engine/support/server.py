@@ -33,7 +33,13 @@ class Server:
     """One `orbitkv run` with its engine and the manager that it starts on a socket in `directory`."""
 
     def __init__(
-        self, directory: Path, *, connector: dict[str, Any], blocks: int = 128, max_model_len: int = 2048
+        self,
+        directory: Path,
+        *,
+        connector: dict[str, Any],
+        blocks: int = 128,
+        max_model_len: int = 2048,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self.socket = directory / "manager.sock"
@@ -42,16 +48,17 @@ class Server:
         self._max_model_len = max_model_len
         self._port = free_port()
         self._fillers = 0
-        environment = {
+        variables = {
             **os.environ,
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_SERVER_DEV_MODE": "1",  # a way to reset the prefix cache
             # The engine's own commands are beside its Python.
             "PATH": f"{os.environ['PATH']}:{Path(sys.executable).parent}",
+            **(environment or {}),
         }
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command(connector), stdout=log, stderr=log, env=environment, start_new_session=True
+                self._command(connector), stdout=log, stderr=log, env=variables, start_new_session=True
             )
         try:
             wait_until(self._is_healthy, f"the server is ready; log {self.log_path}", within_s=START_S)

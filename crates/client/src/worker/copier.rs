@@ -3,7 +3,7 @@
 use super::load::LoadJob;
 use super::save::SavePage;
 use super::state::{Origin, Segment, Work};
-use super::stats::add;
+use super::stats::{add, add_since};
 use super::verify::Verifier;
 use crate::hooks;
 use crate::link::Urgency;
@@ -117,6 +117,7 @@ impl Copier {
             add(&stats.failed_pages, failures);
             add(&stats.restored_pages, landed);
             add(&stats.restored_bytes, landed * job.layout.page_bytes() as u64);
+            add_since(&stats.restore_us, job.accepted);
         }
         // First the books, then the message: whoever hears of the end may look at the counters.
         self.work.end_load(job);
@@ -126,6 +127,9 @@ impl Copier {
 
     fn finish_save(&mut self, page: Arc<SavePage>, region: &Region, offset: usize, state: CopyState) {
         self.work.end_save(&page);
+        if state == CopyState::Done && !page.origin.probe {
+            add_since(&self.work.stats.save_us, page.accepted);
+        }
         let bytes = page.layout.page_bytes();
         let crc = if state == CopyState::Done { page_crc64(region, offset, bytes).ok() } else { None };
         match crc {

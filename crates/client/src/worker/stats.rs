@@ -1,6 +1,7 @@
 //! What a worker has copied.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)+) => {
@@ -22,12 +23,16 @@ counters! {
     saved_pages,
     /// Their bytes.
     saved_bytes,
+    /// Microseconds from the order to the end of the copy, summed over the pages that were copied.
+    save_us,
     /// Pages of saves that were given up.
     aborted_pages,
     /// Pages that landed complete.
     restored_pages,
     /// Their bytes.
     restored_bytes,
+    /// Microseconds from the order to the end of a restore, summed over restores, failed ones included.
+    restore_us,
     /// Pages of restores that did not land.
     failed_pages,
     /// Pages whose checksum was compared before the copy.
@@ -44,6 +49,11 @@ counters! {
 
 pub(crate) fn add(counter: &AtomicU64, by: u64) {
     counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// Adds the time since `start`.
+pub(crate) fn add_since(counter: &AtomicU64, start: Instant) {
+    add(counter, u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX));
 }
 
 pub(crate) fn sub(counter: &AtomicU64, by: u64) {
