@@ -45,12 +45,42 @@ def test_kernel_blocks_smaller_than_the_scheduler_block(native: Any) -> None:
         (strided("LBHNC"), PAGE * 2, "the engine says"),
         (strided("LBHNC")[:5], PAGE, "does not count"),
         (strided("BLHNC", ratio=2), PAGE, "not adjacent"),
+        (torch.zeros(()), PAGE, "does not count"),
     ],
 )
 def test_what_cannot_be_copied_is_refused(tensor: torch.Tensor, page: int, said: str) -> None:
     with pytest.raises(LayoutError, match=said) as error:
         region_of("model.layers.0", tensor, B, page)
     assert "\n" not in str(error.value)
+    assert f"shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}" in str(error.value)
+
+
+def test_an_unknown_layout_switches_the_cache_off_alone(
+    make_engine: Any, mini: Any, manager: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = mini.kv_tensors()
+    # K and V in tensors of their own, as some backends keep a state.
+    states = {layer: list(tensor.chunk(2, dim=-1)) for layer, tensor in tensors.items()}
+    # Heads outermost: no block is one run of bytes.
+    spread = {
+        layer: tensor.permute(1, 0, 2, 3).contiguous().permute(1, 0, 2, 3)
+        for layer, tensor in tensors.items()
+    }
+    for given, said in (
+        (states, "is a list, not one tensor"),
+        (spread, "shape (64, 2, 4, 16), strides (64, 4096,"),
+    ):
+        lines.clear()
+        monkeypatch.setattr(mini, "kv_tensors", lambda num_blocks, given=given: given)
+        engine = make_engine()
+        (line,) = [line for line in lines if line.startswith("OrbitKV off")]
+        assert said in line
+        assert "model.layers.0.self_attn.attn" in line
+        assert "Traceback" not in "".join(lines)
+        engine.kv = tensors
+        engine.compute_and_save(mini.FakeRequest("a", list(range(18))))
+        assert manager.pages == {}
+        assert engine.invalid[-1] == set()
 
 
 def test_layers_come_in_model_order(mini: Any) -> None:

@@ -56,23 +56,24 @@ def regions_of(kv_caches: dict[str, torch.Tensor], kv_cache: KVCacheConfig) -> l
 
 def region_of(layer: str, tensor: torch.Tensor, num_blocks: int, page_size_bytes: int) -> Region:
     """The region of one layer whose scheduler block holds `page_size_bytes`."""
+    if not isinstance(tensor, torch.Tensor):
+        raise LayoutError(f"layer {layer!r}: its KV cache is a {type(tensor).__name__}, not one tensor")
     if tensor.device.type != "cpu":
         raise LayoutError(f"layer {layer!r} is on {tensor.device}; this build copies host memory only")
-    ratio, rest = divmod(tensor.shape[0], num_blocks)
+    found = f"layer {layer!r} of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}"
+    ratio, rest = divmod(tensor.shape[0] if tensor.dim() else 0, num_blocks)
     if ratio < 1 or rest:
-        raise LayoutError(
-            f"layer {layer!r}: dimension 0 of {tuple(tensor.shape)} does not count {num_blocks} blocks"
-        )
+        raise LayoutError(f"{found}: dimension 0 does not count {num_blocks} blocks")
     item_bytes = tensor.element_size()
     kernel_bytes = dense_bytes(tensor[0])
     kernel_stride_bytes = tensor.stride(0) * item_bytes
     if kernel_bytes is None or kernel_stride_bytes < kernel_bytes:
-        raise LayoutError(f"layer {layer!r}: a block is not contiguous (strides {tuple(tensor.stride())})")
+        raise LayoutError(f"{found}: a block is not contiguous")
     if ratio > 1 and kernel_stride_bytes != kernel_bytes:
-        raise LayoutError(f"layer {layer!r}: the {ratio} kernel blocks of a block are not adjacent")
+        raise LayoutError(f"{found}: the {ratio} kernel blocks of a block are not adjacent")
     if kernel_bytes * ratio != page_size_bytes:
         raise LayoutError(
-            f"layer {layer!r}: a block has {kernel_bytes * ratio} bytes, the engine says {page_size_bytes}"
+            f"{found}: a block has {kernel_bytes * ratio} bytes, the engine says {page_size_bytes}"
         )
     return Region(
         layer=layer,

@@ -75,11 +75,11 @@ def _model_reason(config: VllmConfig) -> str | None:
 def _hash_reason(config: VllmConfig) -> str | None:
     cache = config.cache_config
     if not cache.enable_prefix_caching:
-        return "prefix caching is off, so blocks have no hash to be found by"
+        return "prefix caching is off; set --enable-prefix-caching"
     if cache.prefix_caching_hash_algo not in ("sha256", "sha256_cbor"):
         return (
-            f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo!r}, which is not collision "
-            "resistant; use sha256_cbor"
+            f"prefix_caching_hash_algo is {cache.prefix_caching_hash_algo!r}, which is not known to resist "
+            "collisions, so one prompt could be given another's KV; set sha256_cbor or sha256"
         )
     if getattr(cache, "prefix_match_unit", None) not in (None, cache.block_size):
         return f"prefix_match_unit {cache.prefix_match_unit} differs from block_size {cache.block_size}"
