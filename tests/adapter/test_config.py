@@ -76,7 +76,7 @@ UNSUPPORTED = [
     ({"parallel_config__pipeline_parallel_size": 2}, None, "pipeline parallel size is 2"),
     ({"parallel_config__decode_context_parallel_size": 2}, None, "decode context parallel size is 2"),
     ({"model_config__is_encoder_decoder": True}, None, "encoder-decoder"),
-    ({"lora_config": SimpleNamespace()}, None, "LoRA"),
+    ({"lora_config": SimpleNamespace()}, None, "unset --enable-lora"),
     ({"speculative_config": SimpleNamespace()}, None, "speculative decoding"),
     ({"cache_config__kv_sharing_fast_prefill": True}, None, "kv_sharing_fast_prefill"),
     ({"cache_config__prefix_caching_hash_algo": "xxhash"}, None, "is 'xxhash', which is not known to"),

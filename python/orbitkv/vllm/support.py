@@ -62,7 +62,8 @@ def _model_reason(config: VllmConfig) -> str | None:
     if config.model_config.is_encoder_decoder:
         return "encoder-decoder models are not supported"
     if config.lora_config is not None:
-        return "LoRA is on, and the engine's block hash names an adapter without its weights"
+        # With it pages of the base model cannot be trusted either: see docs/adr/0005.
+        return "LoRA is on, and nothing tells with which weights a page was computed; unset --enable-lora"
     if config.speculative_config is not None:
         return "speculative decoding is on"
     if getattr(config.cache_config, "kv_sharing_fast_prefill", False):

@@ -77,9 +77,11 @@ class Engine:
         *,
         salt: str | None = None,
         priority: int = 0,
+        lora: Any = None,
         **sampling: Any,
     ) -> None:
-        """Queues a greedy request that generates exactly `max_tokens`. A name is free again after its end."""
+        """Queues a greedy request that generates exactly `max_tokens`, with the adapter of a `LoRARequest` if
+        one is given. A name is free again after its end."""
         from vllm import SamplingParams, TokensPrompt
 
         request = TokensPrompt(prompt_token_ids=tokens, **({"cache_salt": salt} if salt else {}))
@@ -87,7 +89,9 @@ class Engine:
             temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, **sampling
         )
         engine = self.llm.llm_engine
-        self._internal_ids[name] = engine.add_request(name, request, params, priority=priority)
+        self._internal_ids[name] = engine.add_request(
+            name, request, params, priority=priority, lora_request=lora
+        )
 
     def step(self) -> list[str]:
         """One step; names of the requests that it finished."""
@@ -202,7 +206,7 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
     from vllm.config import KVTransferConfig
 
     assert_one_thread()
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"prefix_caching_hash_algo": "sha256_cbor"}
     if manager is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="OrbitKVConnector",
@@ -216,7 +220,6 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
         skip_tokenizer_init=True,
         enforce_eager=True,
         enable_prefix_caching=settings.prefix_caching,
-        prefix_caching_hash_algo="sha256_cbor",
         block_size=settings.block_tokens,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
