@@ -24,7 +24,6 @@ mod report;
 mod rounds;
 
 use anyhow::{Context, Result};
-use clap::Parser;
 use report::Row;
 use std::ffi::OsString;
 use std::path::Path;
@@ -36,7 +35,7 @@ fn main() -> Result<()> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     match args.first().and_then(|name| name.to_str()) {
         // The name of the mode takes the place of the program's name.
-        Some("manager") => Ok(orbitkv_manager::run(&orbitkv_manager::Args::try_parse_from(&args)?)?),
+        Some("manager") => Ok(orbitkv_manager::run(&orbitkv_manager::Invocation::parse(&args)?)?),
         Some("echo") => echo::serve(&args[1..]),
         Some(other) => anyhow::bail!("unknown argument {other:?}: run it without arguments"),
         None => report::publish(&measure()?, Path::new(SUMMARY)),

@@ -1,21 +1,61 @@
 //! The command line.
 
 use crate::Amount;
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
 /// OrbitKV cache manager: owns the KV pages of one host and lends them to its serving engines.
-#[derive(Clone, Debug, Parser)]
+#[derive(Debug, Parser)]
 #[command(name = "orbitkv-cache-manager", version, about, max_term_width = 100)]
+// Flags in front of a command would be read for nothing: they belong behind it.
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct CommandLine {
+    #[command(flatten)]
+    pub(crate) args: Args,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Look at the configuration; nothing is started.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print every value that the manager would use with these flags, its unit and where it comes from.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) args: Args,
+
+    /// As JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Every value of the manager. Each flag but `--config` is a key of the configuration file as well.
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
+    /// TOML file with values for these flags; a key is the flag's name with _ for -. A flag, and a
+    /// variable of the environment, wins over the file.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Memory for cached pages: a size (4gb, 512mib) or a share of the memory available now, cgroup
-    /// limits included (25%).
+    /// limits included (25%). 64 MiB of that memory always stay free.
     #[arg(long, value_name = "SIZE", default_value = "25%")]
     pub pool_size: Amount,
 
     /// Unix socket for engines. Default: $XDG_RUNTIME_DIR/orbitkv/manager.sock, or
     /// /tmp/orbitkv-<uid>/manager.sock.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "ORBITKV_SOCKET")]
     pub socket: Option<PathBuf>,
 
     /// Address of /health, /status and /metrics; port 0 takes a free one, "off" none.
@@ -70,6 +110,15 @@ impl std::str::FromStr for HttpAddress {
     }
 }
 
+impl std::fmt::Display for HttpAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::At(address) => address.fmt(f),
+        }
+    }
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
@@ -95,8 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
     fn the_documented_defaults() {
-        let args = Args::try_parse_from(["orbitkv-cache-manager"]).unwrap();
+        let args = CommandLine::try_parse_from(["orbitkv-cache-manager"]).unwrap().args;
         assert_eq!((args.pool_size, args.query_budget), (Amount::Percent(25), Amount::Percent(75)));
         assert_eq!(args.http_addr, HttpAddress::At(([127, 0, 0, 1], 9464).into()));
     }

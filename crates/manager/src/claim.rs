@@ -60,7 +60,7 @@ pub enum ClaimError {
         path: PathBuf,
     },
     /// The file system refused.
-    #[error("{what} {path}: {source}")]
+    #[error("{what} {path}: {source}; choose a --socket in a directory that you may write")]
     Io {
         /// What was tried.
         what: &'static str,

@@ -10,6 +10,7 @@ mod amount;
 mod args;
 mod claim;
 mod clock;
+mod configuration;
 mod connection;
 mod convert;
 #[cfg(feature = "test-hooks")]
@@ -35,6 +36,7 @@ mod waker;
 pub use amount::{Amount, AmountError};
 pub use args::{Args, HttpAddress, LogFormat, LogLevel};
 pub use claim::{Claim, ClaimError};
+pub use configuration::{Configuration, FileError, FileProblem, Invocation, InvocationError, Origin};
 pub use manager::{StartError, run};
 pub use server::ServerError;
 pub use settings::{SettingsError, config};

@@ -1,18 +1,20 @@
-//! From a command line to a serving manager, and to its end.
+//! From a configuration to a serving manager, and to its end.
 
 use crate::admin::Admin;
-use crate::args::{Args, HttpAddress};
+use crate::args::HttpAddress;
 use crate::claim::{Claim, ClaimError};
+use crate::configuration::{self, Configuration, Invocation};
 use crate::server::{Parts, Server, ServerError};
 use crate::settings::{self, SettingsError};
 use crate::waker::Waker;
 use crate::{http, logging, ready};
+use orbitkv_shm::AvailableMemory;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
-use std::io;
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Why the manager does not serve, or stopped serving.
@@ -25,8 +27,10 @@ pub enum StartError {
     #[error(transparent)]
     Claim(#[from] ClaimError),
     /// No address to serve HTTP on.
-    #[error("--http-addr {address}: {source}; choose another address, port 0 for a free port, or off")]
+    #[error("{name} {address}: {source}; choose another address, port 0 for a free port, or off")]
     Http {
+        /// Flag, or key and line.
+        name: String,
         /// What was asked for.
         address: SocketAddr,
         /// The answer.
@@ -65,36 +69,41 @@ impl StartError {
     }
 }
 
+/// Does what a command line asks for.
+///
+/// # Errors
+/// Whatever keeps a manager from serving, or would keep it from starting.
+pub fn run(invocation: &Invocation) -> Result<(), StartError> {
+    match invocation {
+        Invocation::Serve(configuration) => serve(configuration),
+        Invocation::ShowConfig { configuration, json } => {
+            let text = configuration::show(configuration, available_memory()?, *json)?;
+            let written = io::stdout().lock().write_all(text.as_bytes());
+            written.map_err(|source| StartError::Io { what: "standard output", source })
+        }
+    }
+}
+
 /// Serves until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// Whatever keeps it from serving. Socket, lock and ready file are gone then, as after a normal end.
-pub fn run(args: &Args) -> Result<(), StartError> {
+fn serve(configuration: &Configuration) -> Result<(), StartError> {
     let failed = |what| move |source| StartError::Io { what, source };
+    let args = &configuration.args;
     logging::start(args.log_format, args.log_level);
-    let memory = orbitkv_shm::available_memory()
-        .map_err(|e| StartError::Io { what: "available memory", source: io::Error::other(e) })?;
-    let config = settings::config(args, memory)?;
+    let config = settings::config(configuration, available_memory()?)?;
     // Before the first file is made: none of ours is for anybody else.
     rustix::process::umask(rustix::fs::Mode::from_bits_truncate(0o077));
     raise_descriptor_limit();
     // Before the socket exists, so that a signal never leaves it behind.
     let signals = signal_pipe().map_err(failed("signals"))?;
-    let socket = args.socket.clone().unwrap_or_else(|| {
-        let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
-        orbitkv_wire::default_socket(runtime_dir.as_deref(), rustix::process::geteuid().as_raw())
-    });
-    let (claim, listener) = Claim::take(&socket)?;
+    let (socket, _) = settings::socket(args);
+    let (claim, listener, web) = take_addresses(&socket, configuration)?;
     if let Some(path) = &args.ready_file {
         // Of a manager that crashed. Only now: the one of a manager that serves must stay.
         let _ = std::fs::remove_file(path);
     }
-    let web = match args.http_addr {
-        HttpAddress::Off => None,
-        HttpAddress::At(address) => {
-            Some(TcpListener::bind(address).map_err(|source| StartError::Http { address, source })?)
-        }
-    };
     let waker = Waker::new().map_err(failed("eventfd"))?;
     let (admin, requests) = Admin::new(waker.clone());
     let http = match web {
@@ -119,15 +128,37 @@ pub fn run(args: &Args) -> Result<(), StartError> {
     Ok(served?)
 }
 
+fn available_memory() -> Result<AvailableMemory, StartError> {
+    orbitkv_shm::available_memory()
+        .map_err(|e| StartError::Io { what: "available memory", source: io::Error::other(e) })
+}
+
+/// Takes the HTTP address first, because that makes no file. Where it is taken, another manager on our
+/// socket is the better reason, if there is one; asking for it makes no file either.
+fn take_addresses(
+    socket: &Path,
+    configuration: &Configuration,
+) -> Result<(Claim, UnixListener, Option<TcpListener>), StartError> {
+    let web =
+        match configuration.args.http_addr {
+            HttpAddress::Off => Ok(None),
+            HttpAddress::At(address) => TcpListener::bind(address).map(Some).map_err(|source| {
+                StartError::Http { name: configuration.name("http_addr"), address, source }
+            }),
+        };
+    let web = match web {
+        Err(error) if UnixStream::connect(socket).is_err() => return Err(error),
+        web => web,
+    };
+    let (claim, listener) = Claim::take(socket)?;
+    Ok((claim, listener, web?))
+}
+
 /// Removed when the manager ends: a file that stays would name a manager that is not there.
 struct ReadyFile(Option<PathBuf>);
 
 impl ReadyFile {
-    fn write(
-        path: Option<&PathBuf>,
-        socket: &std::path::Path,
-        http: Option<SocketAddr>,
-    ) -> Result<Self, StartError> {
+    fn write(path: Option<&PathBuf>, socket: &Path, http: Option<SocketAddr>) -> Result<Self, StartError> {
         if let Some(path) = path {
             ready::write(path, socket, http)
                 .map_err(|source| StartError::Ready { path: path.clone(), source })?;

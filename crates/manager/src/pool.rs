@@ -1,5 +1,6 @@
 //! The segments behind the core's slots, and the thread that takes and returns their memory.
 
+use crate::settings::SPARE_BYTES;
 use crate::waker::Waker;
 use orbitkv_shm::{Segment, available_memory};
 use std::collections::BTreeMap;
@@ -10,8 +11,6 @@ use std::thread;
 
 /// Most jobs that wait for the thread.
 const JOBS: usize = 256;
-/// Memory that is left to the host, or the cgroup, by a growing pool.
-const SPARE_BYTES: u64 = 64 << 20;
 /// More threads do not make page faults faster.
 const MAX_POPULATE_THREADS: usize = 8;
 

@@ -1,12 +1,18 @@
-//! What the command line means on this host.
+//! What the configuration means on this host.
 
-use crate::{Amount, Args};
+use crate::Amount;
+use crate::args::Args;
+use crate::configuration::{Configuration, flag};
+use bytesize::ByteSize;
 use orbitkv_core::{Config, ConfigError};
 use orbitkv_shm::AvailableMemory;
+use std::path::PathBuf;
 use thiserror::Error;
 
 /// Least pool: room for some pages of the smallest models and of tests.
 const MIN_POOL_BYTES: u64 = 1 << 20;
+/// Memory that is left to the host, or the cgroup, whatever the pool is.
+pub(crate) const SPARE_BYTES: u64 = 64 << 20;
 /// Granularity of segments: a page of memory.
 const PAGE_BYTES: u64 = orbitkv_shm::PAGE_BYTES as u64;
 
@@ -15,34 +21,47 @@ const PAGE_BYTES: u64 = orbitkv_shm::PAGE_BYTES as u64;
 pub enum SettingsError {
     /// More memory than there is.
     #[error(
-        "--pool-size is {pool_bytes} bytes ({pool}), but only {usable_bytes} bytes ({usable}) of memory are \
-         available{limit}; choose at most --pool-size {fix}, or free memory"
+        "{name} is {pool_bytes} bytes ({}), but only {usable_bytes} bytes ({}) of memory are available{limit}, \
+         and {SPARE_BYTES} of them stay free; choose at most --pool-size {fix_mib}mib, or free memory",
+        ByteSize(*pool_bytes),
+        ByteSize(*usable_bytes)
     )]
     PoolTooLarge {
+        /// Flag, or key and line.
+        name: String,
         /// What was asked for.
         pool_bytes: u64,
-        /// The same for people.
-        pool: String,
         /// What there is.
         usable_bytes: u64,
-        /// The same for people.
-        usable: String,
         /// What limits it.
         limit: &'static str,
-        /// A size that works.
-        fix: String,
+        /// A size that works, in MiB.
+        fix_mib: u64,
     },
     /// Too little to be of use.
-    #[error("--pool-size is {pool_bytes} bytes; it must be at least {MIN_POOL_BYTES} (1mib)")]
+    #[error("{name} is {pool_bytes} bytes; it must be at least {MIN_POOL_BYTES} (1mib)")]
     PoolTooSmall {
+        /// Flag, or key and line.
+        name: String,
         /// What was asked for.
         pool_bytes: u64,
     },
+    /// Not even the least pool fits.
+    #[error(
+        "only {usable_bytes} bytes of memory are available{limit}; the least pool ({MIN_POOL_BYTES} bytes) and \
+         {SPARE_BYTES} bytes that stay free do not fit: free memory, or raise the limit"
+    )]
+    NoMemory {
+        /// What there is.
+        usable_bytes: u64,
+        /// What limits it.
+        limit: &'static str,
+    },
     /// A part larger than its whole.
-    #[error("{flag} is {got} bytes, more than {whole} of {max} bytes; lower it to at most {max}")]
+    #[error("{name} is {got} bytes, more than {whole} of {max} bytes; lower it to at most {max}")]
     TooLarge {
-        /// Which flag.
-        flag: &'static str,
+        /// Flag, or key and line.
+        name: String,
         /// Its value.
         got: u64,
         /// What it is a part of.
@@ -51,8 +70,10 @@ pub enum SettingsError {
         max: u64,
     },
     /// A segment that memory cannot be cut into.
-    #[error("--segment-size is {got} bytes; it must be a multiple of {PAGE_BYTES}, at least 65536")]
+    #[error("{name} is {got} bytes; it must be a multiple of {PAGE_BYTES}, at least 65536")]
     Segment {
+        /// Flag, or key and line.
+        name: String,
         /// What was asked for.
         got: u64,
     },
@@ -61,125 +82,116 @@ pub enum SettingsError {
     Config(#[from] ConfigError),
 }
 
-/// Turns the memory flags into limits of the core.
+/// Turns the memory values into limits of the core.
 ///
 /// # Errors
-/// The first flag that cannot work on this host, with a value that would.
-pub fn config(args: &Args, memory: AvailableMemory) -> Result<Config, SettingsError> {
-    let usable_bytes = memory.usable_bytes();
-    let pool_bytes = args.pool_size.of(usable_bytes) / PAGE_BYTES * PAGE_BYTES;
-    if pool_bytes > usable_bytes {
-        return Err(too_large(pool_bytes, memory));
-    }
-    if pool_bytes < MIN_POOL_BYTES {
-        return Err(SettingsError::PoolTooSmall { pool_bytes: args.pool_size.of(usable_bytes) });
-    }
-    let mut config = Config::for_pool(pool_bytes);
-    config.query_budget_bytes =
-        part("--query-budget", args.query_budget, "the pool", pool_bytes, pool_bytes)?;
-    config.query_instance_budget_bytes = match args.query_instance_budget {
-        None => config.query_budget_bytes,
-        Some(amount) => part(
-            "--query-instance-budget",
-            amount,
-            "the query budget",
-            pool_bytes,
-            config.query_budget_bytes,
-        )?,
-    };
+/// The first value that cannot work on this host, with one that would.
+pub fn config(configuration: &Configuration, memory: AvailableMemory) -> Result<Config, SettingsError> {
+    let args = &configuration.args;
+    let wanted_bytes = pool_bytes(configuration, memory)?;
+    let mut config = Config::for_pool(wanted_bytes);
     // Segments are files of whole memory pages.
     config.segment_bytes = config.segment_bytes.next_multiple_of(PAGE_BYTES);
     if let Some(amount) = args.segment_size {
-        let bytes = part("--segment-size", amount, "the pool", pool_bytes, pool_bytes)?;
-        if bytes < 64 << 10 || !bytes.is_multiple_of(PAGE_BYTES) {
-            return Err(SettingsError::Segment { got: bytes });
-        }
-        config.segment_bytes = bytes;
+        config.segment_bytes = segment_bytes(configuration, amount, wanted_bytes)?;
     }
+    if let Amount::Percent(_) = args.pool_size {
+        // What a share leaves over could hold no segment. Never zero: a segment is at most the pool.
+        config.pool_bytes = wanted_bytes / config.segment_bytes * config.segment_bytes;
+    }
+    let pool_bytes = config.pool_bytes;
+    config.query_budget_bytes =
+        part(configuration, "query_budget", args.query_budget, pool_bytes, ("the pool", pool_bytes))?;
+    let whole = ("the query budget", config.query_budget_bytes);
+    config.query_instance_budget_bytes = match args.query_instance_budget {
+        None => config.query_budget_bytes,
+        Some(amount) => part(configuration, "query_instance_budget", amount, pool_bytes, whole)?,
+    };
     config.check()?;
     Ok(config)
 }
 
-/// A share is one of the pool, whatever the limit is.
-fn part(
-    flag: &'static str,
-    amount: Amount,
-    whole: &'static str,
-    pool_bytes: u64,
-    max: u64,
-) -> Result<u64, SettingsError> {
-    let got = amount.of(pool_bytes);
-    if got > max { Err(SettingsError::TooLarge { flag, got, whole, max }) } else { Ok(got) }
+/// Where engines connect, and what that was derived from if nobody said it.
+pub(crate) fn socket(args: &Args) -> (PathBuf, Option<&'static str>) {
+    if let Some(path) = &args.socket {
+        return (path.clone(), None);
+    }
+    let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
+    let uid = rustix::process::geteuid().as_raw();
+    let path = orbitkv_wire::default_socket(runtime_dir.as_deref(), uid);
+    let without = orbitkv_wire::default_socket(None, uid);
+    let from = if path == without { "the user id, without XDG_RUNTIME_DIR" } else { "XDG_RUNTIME_DIR" };
+    (path, Some(from))
 }
 
-fn too_large(pool_bytes: u64, memory: AvailableMemory) -> SettingsError {
+/// Bytes of the pool: at most what is available less what stays free. A share is cut to that, a size
+/// beyond it is refused, because somebody counts on it.
+fn pool_bytes(configuration: &Configuration, memory: AvailableMemory) -> Result<u64, SettingsError> {
+    let amount = configuration.args.pool_size;
     let usable_bytes = memory.usable_bytes();
-    let by_cgroup = memory.cgroup_bytes.is_some_and(|cgroup| cgroup < memory.host_bytes);
-    SettingsError::PoolTooLarge {
-        pool_bytes,
-        pool: bytesize::ByteSize(pool_bytes).to_string(),
-        usable_bytes,
-        usable: bytesize::ByteSize(usable_bytes).to_string(),
-        limit: if by_cgroup { " (limited by the memory cgroup)" } else { "" },
-        fix: format!("{}mib", (usable_bytes / 4 * 3) >> 20),
+    let max_bytes = usable_bytes.saturating_sub(SPARE_BYTES);
+    if max_bytes < MIN_POOL_BYTES {
+        return Err(SettingsError::NoMemory { usable_bytes, limit: limit(memory) });
     }
+    let wanted_bytes = match amount {
+        Amount::Bytes(bytes) if bytes > max_bytes => return Err(too_large(configuration, bytes, memory)),
+        Amount::Bytes(bytes) => bytes,
+        Amount::Percent(_) => amount.of(usable_bytes).min(max_bytes),
+    };
+    if wanted_bytes < MIN_POOL_BYTES {
+        let name = configuration.name("pool_size");
+        return Err(SettingsError::PoolTooSmall { name, pool_bytes: wanted_bytes });
+    }
+    Ok(wanted_bytes / PAGE_BYTES * PAGE_BYTES)
+}
+
+fn segment_bytes(
+    configuration: &Configuration,
+    amount: Amount,
+    pool_bytes: u64,
+) -> Result<u64, SettingsError> {
+    let got = part(configuration, "segment_size", amount, pool_bytes, ("the pool", pool_bytes))?;
+    if got < 64 << 10 || !got.is_multiple_of(PAGE_BYTES) {
+        return Err(SettingsError::Segment { name: configuration.name("segment_size"), got });
+    }
+    Ok(got)
+}
+
+/// Bytes of a value that is limited by `whole`. A share is one of the pool, whatever the limit is.
+fn part(
+    configuration: &Configuration,
+    key: &str,
+    amount: Amount,
+    pool_bytes: u64,
+    (whole, max): (&'static str, u64),
+) -> Result<u64, SettingsError> {
+    let got = amount.of(pool_bytes);
+    if got <= max {
+        return Ok(got);
+    }
+    Err(SettingsError::TooLarge { name: configuration.name(key), got, whole, max })
+}
+
+fn too_large(configuration: &Configuration, pool_bytes: u64, memory: AvailableMemory) -> SettingsError {
+    let usable_bytes = memory.usable_bytes();
+    let fix_bytes = (usable_bytes / 4 * 3).min(usable_bytes.saturating_sub(SPARE_BYTES));
+    SettingsError::PoolTooLarge {
+        name: match configuration.name("pool_size") {
+            name if name == flag("pool_size") => name,
+            // The fix is a flag: say that this is the same value.
+            name => format!("--pool-size, as {name},"),
+        },
+        pool_bytes,
+        usable_bytes,
+        limit: limit(memory),
+        fix_mib: fix_bytes >> 20,
+    }
+}
+
+fn limit(memory: AvailableMemory) -> &'static str {
+    let by_cgroup = memory.cgroup_bytes.is_some_and(|cgroup| cgroup < memory.host_bytes);
+    if by_cgroup { " (limited by the memory cgroup)" } else { "" }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    const MEMORY: AvailableMemory = AvailableMemory { host_bytes: 16 << 30, cgroup_bytes: Some(8 << 30) };
-
-    fn config_of(flags: &[&str]) -> Result<Config, SettingsError> {
-        let args = std::iter::once("manager").chain(flags.iter().copied());
-        config(&Args::try_parse_from(args).unwrap(), MEMORY)
-    }
-
-    #[test]
-    fn a_quarter_of_the_smaller_memory_by_default() {
-        let config = config_of(&[]).unwrap();
-        assert_eq!(config.pool_bytes, 2 << 30);
-        assert_eq!(config.query_budget_bytes, 3 << 29);
-        assert_eq!(config.query_instance_budget_bytes, 3 << 29);
-    }
-
-    #[test]
-    fn the_instance_budget_follows_the_query_budget() {
-        let config = config_of(&["--query-budget", "100mib"]).unwrap();
-        assert_eq!(config.query_instance_budget_bytes, 100 << 20);
-    }
-
-    #[test]
-    fn a_pool_beyond_memory_is_refused_with_both_numbers() {
-        let text = config_of(&["--pool-size", "9gib"]).unwrap_err().to_string();
-        for part in ["9663676416", "8589934592", "cgroup", "--pool-size 6144mib"] {
-            assert!(text.contains(part), "{part} is not in: {text}");
-        }
-    }
-
-    #[test]
-    fn parts_larger_than_their_whole_are_refused_by_flag() {
-        let pool = ["--pool-size", "64mib"];
-        for (flag, value) in [("--query-budget", "65mib"), ("--segment-size", "1gib")] {
-            let error = config_of(&[pool[0], pool[1], flag, value]).unwrap_err();
-            assert!(matches!(error, SettingsError::TooLarge { flag: f, .. } if f == flag), "{error}");
-        }
-        let flags = [pool[0], pool[1], "--query-budget", "10%", "--query-instance-budget", "11%"];
-        assert!(config_of(&flags).unwrap_err().to_string().contains("--query-instance-budget"));
-    }
-
-    #[test]
-    fn too_small_pools_and_odd_segments_are_refused() {
-        assert!(matches!(config_of(&["--pool-size", "1kb"]), Err(SettingsError::PoolTooSmall { .. })));
-        let odd = config_of(&["--segment-size", "100001"]);
-        assert_eq!(odd, Err(SettingsError::Segment { got: 100_001 }));
-    }
-
-    #[test]
-    fn segments_of_small_pools_are_whole_memory_pages() {
-        let config = config_of(&["--pool-size", "1mib"]).unwrap();
-        assert!(config.segment_bytes.is_multiple_of(4096), "{}", config.segment_bytes);
-    }
-}
+mod tests;

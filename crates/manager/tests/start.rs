@@ -5,6 +5,7 @@ mod support;
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::{fs, net::TcpListener};
 use support::{Client, Manager, command, hello, run_to_end, wait_for};
 
@@ -31,6 +32,8 @@ fn bad_values_are_named_and_nothing_is_started() {
             &["--pool-size", "64mib", "--query-budget", "1mib", "--query-instance-budget", "2mib"],
             &["--query-instance-budget", "2097152", "1048576"],
         ),
+        (&["--query-budget", "0"], &["--query-budget", "'0'", "zero", "at least one byte"]),
+        (&["--query-instance-budget", "0gb"], &["--query-instance-budget", "'0gb'", "zero"]),
         (&["--segment-size", "12345"], &["--segment-size", "12345", "multiple"]),
         (&["--http-addr", "localhost"], &["--http-addr", "localhost", "127.0.0.1:9464"]),
         (&["--log-level", "loud"], &["--log-level", "loud", "info"]),
@@ -49,13 +52,51 @@ fn bad_values_are_named_and_nothing_is_started() {
 }
 
 #[test]
-fn a_taken_http_address_is_named_and_the_socket_goes() {
+fn a_taken_http_address_is_named_before_anything_is_made() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let dir = tempfile::tempdir().unwrap();
-    let exit = run_to_end(dir.path(), &["--pool-size", "16mib", "--http-addr", &address]);
+    // In a directory that does not exist yet, so that even making it would show.
+    let exit = run_to_end(&dir.path().join("own"), &["--pool-size", "16mib", "--http-addr", &address]);
     assert_eq!(exit.code, Some(2));
-    assert!(exit.stderr.contains(&address) && exit.stderr.contains("choose another"), "{}", exit.stderr);
+    let said = format!("--http-addr {address}");
+    assert!(exit.stderr.contains(&said) && exit.stderr.contains("choose another"), "{}", exit.stderr);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_second_manager_with_the_same_http_address_still_names_the_first() {
+    let manager = Manager::start();
+    let second = run_to_end(manager.dir.path(), &["--http-addr", &manager.http]);
+    assert_eq!(second.code, Some(3), "{}", second.stderr);
+    assert!(second.stderr.contains(&format!("pid {}", manager.pid())), "{}", second.stderr);
+}
+
+#[test]
+fn a_socket_directory_that_cannot_be_written_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    // Ours, closed to others, and on a file system that refuses new files even to the superuser.
+    let process = format!("/proc/{}", std::process::id());
+    for (place, reason) in [(file.as_path(), "create the directory"), (Path::new(&process), "lock")] {
+        let exit = run_to_end(place, &["--pool-size", "16mib", "--http-addr", "off"]);
+        assert_eq!(exit.code, Some(2), "{}", exit.stderr);
+        for part in [place.to_str().unwrap(), reason, "choose a --socket"] {
+            assert!(exit.stderr.contains(part), "no {part} in: {}", exit.stderr);
+        }
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_socket_path_that_is_too_long_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = dir.path().join("x".repeat(100));
+    let exit = run_to_end(&long, &["--pool-size", "16mib", "--http-addr", "off"]);
+    assert_eq!(exit.code, Some(2), "{}", exit.stderr);
+    let bytes = format!("has {} bytes", long.join("manager.sock").as_os_str().len());
+    assert!(exit.stderr.contains(&bytes) && exit.stderr.contains("at most 107"), "{}", exit.stderr);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 

@@ -19,7 +19,7 @@ pub use error::ShmError;
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
 pub use huge_pages::{ShmemHugePages, shmem_huge_pages};
 pub use mapping::Mapping;
-pub use memory::{AvailableMemory, available_memory};
+pub use memory::{AvailableMemory, available_memory, available_memory_under};
 pub use peer::{PeerCredentials, PidfdError, peer_credentials, peer_pidfd};
 pub use region::Region;
 pub use segment::{PAGE_BYTES, Segment};

@@ -25,10 +25,11 @@ impl AvailableMemory {
 
 /// Reads what is available now; it changes with every other process on the host.
 pub fn available_memory() -> Result<AvailableMemory, ShmError> {
-    read_under(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
+    available_memory_under(Path::new("/proc"), Path::new("/sys/fs/cgroup"))
 }
 
-fn read_under(proc_dir: &Path, cgroup_dir: &Path) -> Result<AvailableMemory, ShmError> {
+/// The same from other mounts of procfs and of the cgroup hierarchies: a container's, or a test's.
+pub fn available_memory_under(proc_dir: &Path, cgroup_dir: &Path) -> Result<AvailableMemory, ShmError> {
     let meminfo = proc_dir.join("meminfo");
     let failed = |reason: String| ShmError::MemoryInfo { file: meminfo.display().to_string(), reason };
     let text = fs::read_to_string(&meminfo).map_err(|error| failed(error.to_string()))?;

@@ -44,7 +44,7 @@ fn the_tightest_v2_group_on_the_way_up_counts() {
     write(&cgroup_dir, "outer/memory.stat", "anon 1\ninactive_file 200\n");
     write(&cgroup_dir, "outer/inner/memory.max", "max\n");
     write(&cgroup_dir, "outer/inner/memory.current", "400\n");
-    let memory = read_under(&proc_dir, &cgroup_dir).unwrap();
+    let memory = available_memory_under(&proc_dir, &cgroup_dir).unwrap();
     assert_eq!(memory, AvailableMemory { host_bytes: 1_024_000, cgroup_bytes: Some(700) });
     assert_eq!(memory.usable_bytes(), 700);
 }
@@ -56,13 +56,13 @@ fn a_v1_limit_counts_and_usage_above_it_leaves_nothing() {
     write(&cgroup_dir, "memory/pod/memory.limit_in_bytes", "5000\n");
     write(&cgroup_dir, "memory/pod/memory.usage_in_bytes", "6000\n");
     write(&cgroup_dir, "memory/memory.limit_in_bytes", "9223372036854771712\n");
-    assert_eq!(read_under(&proc_dir, &cgroup_dir).unwrap().cgroup_bytes, Some(0));
+    assert_eq!(available_memory_under(&proc_dir, &cgroup_dir).unwrap().cgroup_bytes, Some(0));
 }
 
 #[test]
 fn without_limits_the_host_decides() {
     let (_root, proc_dir, cgroup_dir) = world("0::/../elsewhere\n");
-    let memory = read_under(&proc_dir, &cgroup_dir).unwrap();
+    let memory = available_memory_under(&proc_dir, &cgroup_dir).unwrap();
     assert_eq!(memory.cgroup_bytes, None);
     assert_eq!(memory.usable_bytes(), 1_024_000);
 }
@@ -72,7 +72,7 @@ fn nonsense_is_an_error_that_names_the_file() {
     let (_root, proc_dir, cgroup_dir) = world("0::/a\n");
     write(&cgroup_dir, "a/memory.max", "5000\n");
     write(&cgroup_dir, "a/memory.current", "many\n");
-    let error = read_under(&proc_dir, &cgroup_dir).unwrap_err().to_string();
+    let error = available_memory_under(&proc_dir, &cgroup_dir).unwrap_err().to_string();
     assert!(error.contains("memory.current") && error.contains("many"), "{error}");
 }
 
