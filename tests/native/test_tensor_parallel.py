@@ -57,6 +57,21 @@ def test_a_lost_rank_ends_the_cache_until_it_is_back(manager: Manager, new_insta
     manager.assert_drained()
 
 
+def test_pool_without_a_segment_for_each_rank_says_what_to_set(new_manager: Callable[..., Manager]) -> None:
+    manager = new_manager(pool_size="2mib", segment_size="2mib")
+    instance = Instance(manager.socket, world_size=2)
+    try:
+        workers = instance.workers
+        wait_until(lambda: all(w.self_test != "pending" for w in workers), "the self-tests have ended")
+        passed, failed = sorted((worker.self_test for worker in workers), key=len)
+        assert passed == "passed"
+        assert "each rank needs a segment" in failed
+        assert "--pool-size" in failed
+        assert not instance.scheduler.active
+    finally:
+        instance.close()
+
+
 def inflight_pages(manager: Manager, pages: int) -> bool:
     """One of two shards of each page is still out."""
     status = manager.status()

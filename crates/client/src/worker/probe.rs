@@ -119,6 +119,12 @@ impl Probe<'_> {
                 [GrantStatus::Slots] => break reservation,
                 // The segment for it is being made.
                 [GrantStatus::Busy] => self.pause("room for the probe page")?,
+                // Only the pool can refuse a page that the rank itself writes.
+                [GrantStatus::Refused] => {
+                    return Err("the manager's pool has no slot for a page of this rank: each rank needs a \
+                                segment that holds a page; raise --pool-size or lower --segment-size"
+                        .to_owned());
+                }
                 other => return Err(format!("the manager answered {other:?} to the probe page's save")),
             }
         };
