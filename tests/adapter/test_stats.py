@@ -113,6 +113,7 @@ def test_increments_of_totals() -> None:
     assert increments.take({"a": 2, "b": 0}) == {"a": 2}
     assert increments.take({"a": 2, "b": 0}) == {}
     assert increments.take({"a": 5, "b": 1}) == {"a": 3, "b": 1}
+    assert increments.take({"a": 5, "b": 1, "c": 2}) == {"c": 2}
 
 
 def test_a_disabled_or_broken_connector_counts_nothing(
@@ -148,6 +149,34 @@ def test_stats_travel_aggregate_and_reduce() -> None:
     data = {"load_pages": 1}
     OrbitKVConnector.build_kv_connector_stats(data).aggregate(second)
     assert data == {"load_pages": 1}
+
+
+def test_ranks_are_summed_by_the_engine_and_tokens_counted_once(native: Any, mini: Any) -> None:
+    """By vLLM's own aggregation of its workers' outputs, of which one has nothing to say."""
+    from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+    ranks = {"parallel_config__tensor_parallel_size": 3, "parallel_config__world_size": 3}
+    outputs = []
+    for rank in range(3):
+        config = mini.vllm_config(**ranks, parallel_config__rank=rank)
+        worker = OrbitKVConnector(config, KVConnectorRole.WORKER, mini.kv_cache_config())
+        worker.register_kv_caches(mini.kv_tensors())
+        client = worker._worker._client
+        totals = client.stats()
+        if rank < 2:
+            totals |= {"restored_pages": 5, "restored_bytes": 500}
+        client.stats = totals.copy
+        connector = KVConnectorOutput(kv_connector_stats=worker.get_kv_connector_stats())
+        outputs.append(ModelRunnerOutput([], {}, kv_connector_output=connector))
+    outputs.reverse()
+    whole = KVOutputAggregator(expected_finished_count=3).aggregate(outputs)
+    assert whole.kv_connector_output.kv_connector_stats.data == {
+        "load_pages": 10,
+        "load_bytes": 1000,
+        "load_tokens": 20,
+    }
 
 
 def test_prometheus_counters_per_engine() -> None:

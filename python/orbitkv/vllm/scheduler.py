@@ -227,7 +227,7 @@ class SchedulerSide:
                 if owner is not None:
                     owner.considered = min(owner.considered, page.position)
 
-    def take_counts(self) -> dict[str, int | float]:
+    def take_counts(self) -> dict[str, int]:
         """What this side has counted since the last call, by the names of `stats.COUNTERS`."""
         return self._increments.take(
             {

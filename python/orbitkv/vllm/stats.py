@@ -42,8 +42,8 @@ COUNTERS = {
 }
 
 
-# Counter to the total of the native worker client and the unit that it is multiplied by.
-_WORKER_TOTALS = {
+# Counter to the total of the native worker client behind it, and what one of that counts for.
+_OF_WORKER = {
     "load_pages": ("restored_pages", 1),
     "load_bytes": ("restored_bytes", 1),
     "load_seconds": ("restore_us", 1e-6),
@@ -57,11 +57,13 @@ _WORKER_TOTALS = {
 }
 
 
-def worker_totals(client: Mapping[str, int], page_tokens: int) -> dict[str, int | float]:
-    """Totals of one rank from its client's; each page restored there stands for `page_tokens` tokens."""
-    totals = {name: client[source] * unit for name, (source, unit) in _WORKER_TOTALS.items()}
-    totals["load_tokens"] = client["restored_pages"] * page_tokens
-    return totals
+def worker_counts(grown: Mapping[str, int], page_tokens: int) -> dict[str, int | float]:
+    """What one rank has counted, from what its client's totals have grown by; each page restored there stands
+    for `page_tokens` tokens."""
+    counts = {name: grown[source] * unit for name, (source, unit) in _OF_WORKER.items() if source in grown}
+    if page_tokens and "restored_pages" in grown:
+        counts["load_tokens"] = grown["restored_pages"] * page_tokens
+    return counts
 
 
 class OrbitKVStats(KVConnectorStats):
@@ -91,20 +93,19 @@ def _short(value: int | float) -> int | float:
 
 
 class Increments:
-    """Turns totals that only grow into what was added since the last call."""
+    """Turns totals into what was added since the last call."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, int | float] = {}
+        self._seen: dict[str, int] = {}
 
-    def take(self, totals: Mapping[str, int | float]) -> dict[str, int | float]:
-        """Totals that have grown, by how much."""
-        grown = {
-            name: value - self._seen.get(name, 0)
-            for name, value in totals.items()
-            if value != self._seen.get(name, 0)
-        }
-        self._seen.update(totals)
-        return grown
+    def take(self, totals: dict[str, int]) -> dict[str, int]:
+        """Totals that have changed, by how much. The object is kept: hand over a new one at each call."""
+        # Most steps move no page.
+        if totals == self._seen:
+            return {}
+        before, self._seen = self._seen, totals
+        changes = {name: value - before.get(name, 0) for name, value in totals.items()}
+        return {name: change for name, change in changes.items() if change}
 
 
 class OrbitKVPromMetrics(KVConnectorPromMetrics):

@@ -15,7 +15,7 @@ from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.selftest import Scratch, probe_layout, scratch_like
-from orbitkv.vllm.stats import Increments, worker_totals
+from orbitkv.vllm.stats import Increments, worker_counts
 
 if TYPE_CHECKING:
     import torch
@@ -257,10 +257,12 @@ class WorkerSide:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
         if self._client is None:
             return {}
-        block_tokens = self._kv_cache.kv_cache_groups[0].kv_cache_spec.block_size
+        grown = self._increments.take(self._client.stats())
+        if not grown:
+            return {}
         # A page has a part on every rank; its tokens are counted once.
-        tokens = block_tokens if self._rank == 0 else 0
-        return self._increments.take(worker_totals(self._client.stats(), tokens))
+        tokens = self._kv_cache.kv_cache_groups[0].kv_cache_spec.block_size if self._rank == 0 else 0
+        return worker_counts(grown, tokens)
 
     def close(self) -> None:
         """Ends all copies. After it nothing touches KV memory."""
