@@ -95,6 +95,21 @@ def test_restored_prefixes_generate_the_same_tokens(
     manager.assert_drained()
 
 
+def test_metrics_of_the_engine_sum_its_ranks(engine: TensorParallelEngine, new_prompt: Prompts) -> None:
+    tokens = new_prompt(TOKENS)
+    engine.generate([tokens])
+    engine.poison()
+    names = ("load_pages", "load_bytes", "load_tokens", "lookups")
+    before = [engine.counted(name) for name in names]
+    assert run(engine, tokens, 8).cached == HIT
+    engine.wait(lambda: engine.counted("load_pages") > before[0], "the restore is counted")
+    moved = [engine.counted(name) - then for name, then in zip(names, before, strict=True)]
+    # A rank has one of the two KV heads.
+    assert moved == [RANKS * PAGES, PAGES * 65536, HIT, 1]
+    for counter, source in (("load_pages", "restored_pages"), ("save_pages", "saved_pages")):
+        assert engine.counted(counter) == sum(engine.stats(source))
+
+
 def save(engine: TensorParallelEngine, tokens: list[int]) -> list[list[bytes]]:
     """Computes a prompt and saves its pages; for each rank their bytes as they were computed."""
     engine.manager.drop_memory()

@@ -206,7 +206,7 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
     from vllm.config import KVTransferConfig
 
     assert_one_thread()
-    options: dict[str, Any] = {"prefix_caching_hash_algo": "sha256_cbor"}
+    options: dict[str, Any] = {"prefix_caching_hash_algo": "sha256_cbor", "disable_log_stats": True}
     if manager is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="OrbitKVConnector",
@@ -225,6 +225,5 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_model_len,
         num_gpu_blocks_override=settings.blocks,
-        disable_log_stats=True,
         **{**options, **settings.options},
     )

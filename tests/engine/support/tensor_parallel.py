@@ -19,7 +19,11 @@ from support.prompts import prompt
 from support.wait import POLL_S, wait_until
 
 RANKS = 2
-OPTIONS = {"tensor_parallel_size": RANKS, "worker_extension_cls": "support.rank.RankExtension"}
+OPTIONS = {
+    "tensor_parallel_size": RANKS,
+    "worker_extension_cls": "support.rank.RankExtension",
+    "disable_log_stats": False,  # for the engine's metrics
+}
 # Of the request that only decodes, which no test's prompts use.
 NEIGHBOUR_SEED = 3_000_000
 MANY_TOKENS = 1500
@@ -118,3 +122,9 @@ class TensorParallelEngine(MultiprocessEngine):
     def stats(self, counter: str) -> list[int]:
         """A counter of the native client, of each rank."""
         return [stats[counter] for stats in self._ask("rank_stats")]
+
+    def counted(self, counter: str) -> int:
+        """A counter of the connector in the engine's own metrics, as far as steps have brought it."""
+        name = f"vllm:orbitkv_{counter}"
+        [value] = [metric.value for metric in self.llm.get_metrics() if metric.name == name]
+        return value
