@@ -1,6 +1,6 @@
 //! The process under test.
 
-use super::wait_for;
+use super::{PATIENCE, wait_for};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A serving manager; killed when the test ends.
@@ -35,8 +36,23 @@ pub fn command(dir: &Path) -> Command {
 /// Runs a manager that is expected to refuse its flags. Flags given twice are errors, so a test that
 /// tries a value of `--http-addr` gives it itself.
 pub fn run_to_end(dir: &Path, flags: &[&str]) -> Exit {
-    let output = command(dir).args(flags).output().unwrap();
-    Exit { code: output.status.code(), stderr: String::from_utf8(output.stderr).unwrap() }
+    let mut child = command(dir).args(flags).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            // One that serves would outlive the test.
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("a manager that should refuse {flags:?} has not ended");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let mut stderr = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    Exit { code: status.code(), stderr }
 }
 
 impl Manager {
