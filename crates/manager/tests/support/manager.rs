@@ -138,6 +138,13 @@ impl Manager {
             + of("/save/reservations")
     }
 
+    /// Most memory it ever had resident, in bytes; pages of the pool included.
+    pub fn peak_memory_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     pub fn signal(&self, signal: &str) {
         let pid = self.pid().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());

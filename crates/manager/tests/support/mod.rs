@@ -2,10 +2,12 @@
 #![allow(dead_code, unused_imports, unreachable_pub, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr, reason = "tests")]
 
+mod beside;
 mod client;
 mod engine;
 mod manager;
 
+pub use beside::Beside;
 pub use client::{Client, Message, hello};
 pub use engine::{Engine, PAGE_BYTES, hash, page};
 pub use manager::{Exit, Manager, command, run_to_end};
