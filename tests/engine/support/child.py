@@ -14,6 +14,7 @@ from typing import Any
 from support.engine import Engine, EngineSettings
 from support.holds import Holds
 from support.manager import Manager
+from support.wait import wait_until
 
 # Imports of an engine included, on a busy machine.
 START_S = 120.0
@@ -58,8 +59,14 @@ class Child:
         raise AssertionError(f"the child never came to it: {what}")
 
     def freeze(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, and waits until every thread has stopped: on a busy machine some run on for a while."""
         os.kill(self.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        wait_until(lambda: all(_is_stopped(task) for task in tasks.iterdir()), "the child has stopped")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL, and waits for its end."""
@@ -81,6 +88,11 @@ class Child:
 def build_engine(manager_directory: Path, settings: dict[str, Any]) -> Engine:
     """For `Child`: an engine on a running manager; its views of the manager work there too."""
     return Engine(Manager(manager_directory).attach(), EngineSettings(**settings))
+
+
+def _is_stopped(task: Path) -> bool:
+    # The name before the state may hold anything, a parenthesis included.
+    return (task / "stat").read_text().rpartition(") ")[2].startswith("T")
 
 
 def _serve(pipe: Connection, build: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
