@@ -6,28 +6,37 @@ use std::time::Duration;
 /// The lock orders only the going to sleep; what is waited for is read without it.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
-    lock: Mutex<()>,
+    /// How many sleep: waking nobody is a system call too.
+    sleeping: Mutex<usize>,
     changed: Condvar,
 }
 
 impl Waiters {
     /// Runs `change` so that no waiter misses it.
     pub(crate) fn change<T>(&self, change: impl FnOnce() -> T) -> T {
-        let _guard = self.lock();
+        let sleeping = self.lock();
         let changed = change();
-        self.changed.notify_all();
+        if *sleeping > 0 {
+            self.changed.notify_all();
+        }
         changed
     }
 
     /// Waits at most `timeout` while `waiting` says so.
     pub(crate) fn wait(&self, timeout: Duration, waiting: impl Fn() -> bool) {
         if waiting() && !timeout.is_zero() {
-            drop(self.changed.wait_timeout_while(self.lock(), timeout, |()| waiting()));
+            let mut sleeping = self.lock();
+            *sleeping += 1;
+            let (mut sleeping, _) = self
+                .changed
+                .wait_timeout_while(sleeping, timeout, |_| waiting())
+                .unwrap_or_else(PoisonError::into_inner);
+            *sleeping -= 1;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.sleeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

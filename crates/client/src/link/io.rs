@@ -1,51 +1,36 @@
 //! The connection's thread.
 
 use super::backoff::Backoff;
-use super::{FLUSH, Fds, Handler, Link, Session, connect};
+use super::inbound::{End, Inbound};
+use super::watch::timespec;
+use super::{FLUSH, Handler, Link, connect};
 use crate::clock::monotonic_us;
-use orbitkv_shm::recv_with_fds;
-use orbitkv_wire::{FrameReader, Header, Kind, ToClient};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::io::ErrorKind;
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::fcntl_dupfd_cloexec;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-const READ_BYTES: usize = 256 << 10;
 /// How long a listener may keep silent. Without a limit the client of one that hangs would never see the
 /// manager that takes its place on the same path.
 const WELCOME_WAIT: Duration = Duration::from_secs(3);
-/// Most descriptors taken from one read, and most kept for frames not yet complete.
-const MAX_FDS: usize = 64;
-const MAX_KEPT_FDS: usize = 256;
-
-/// Why a connection ended.
-enum End {
-    /// Try again soon.
-    Lost(String),
-    /// The manager said no, or speaks something else: try again later.
-    Rejected(String),
-    /// The client is closed.
-    Stopped,
-}
+/// Longest sleep, far below what the kernel counts in milliseconds.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// Connects, serves, and connects again until the client is closed.
-pub(super) fn run(link: &Link, handler: &dyn Handler) {
+pub(super) fn run(link: &Link, handler: &Arc<dyn Handler>) {
     let mut backoff = Backoff::new(monotonic_us() ^ u64::from(link.process) << 32);
     let mut epoch = 0;
     while !link.stopping() {
         epoch += 1;
-        let mut connection = Connection::new(link, handler, epoch);
         // A defect in a handler costs this connection, never the engine.
-        let end = catch_unwind(AssertUnwindSafe(|| connection.live()))
+        let end = catch_unwind(AssertUnwindSafe(|| connect_and_serve(link, handler, epoch)))
             .unwrap_or_else(|_| End::Rejected("internal error in the connection's thread".to_owned()));
-        let welcomed = connection.session.is_some();
-        drop(connection);
         link.connected.store(false, Ordering::Release);
         link.lock_out().detach();
-        if welcomed {
+        if take_inbound(link).is_some_and(|inbound| inbound.session.is_some()) {
             backoff.reset();
             let _ = catch_unwind(AssertUnwindSafe(|| handler.disconnected()));
         }
@@ -73,78 +58,91 @@ fn sleep(link: &Link, delay: Duration) {
         if left.is_zero() {
             break;
         }
-        let mut fds = [PollFd::new(&link.wake, PollFlags::IN)];
-        let _ = poll(&mut fds, Some(&timespec(left)));
-        clear_wake(link);
+        let _ = link.watch.wait(Some(left));
     }
 }
 
-fn clear_wake(link: &Link) {
-    let mut count = [0; 8];
-    // Empty already: nothing to clear.
-    let _ = rustix::io::read(&link.wake, &mut count);
+/// Takes the read side from whichever thread owns it, and with that ends all reading.
+fn take_inbound(link: &Link) -> Option<Inbound> {
+    link.closing.store(true, Ordering::Relaxed);
+    link.nudge_reader();
+    let mut guard = link.inbound.lock().unwrap_or_else(PoisonError::into_inner);
+    // With the lock held: it speaks of this connection, not of the next.
+    link.take_found_end();
+    link.closing.store(false, Ordering::Relaxed);
+    guard.take()
 }
 
-fn timespec(duration: Duration) -> Timespec {
-    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
-    Timespec { tv_sec: seconds, tv_nsec: i64::from(duration.subsec_nanos()) }
+/// One connection from beginning to end.
+fn connect_and_serve(link: &Link, handler: &Arc<dyn Handler>, epoch: u32) -> End {
+    let socket = match connect::attempt(&link.socket) {
+        Ok(socket) => Arc::new(socket),
+        Err(text) => return End::Lost(text),
+    };
+    let watched = fcntl_dupfd_cloexec(&*socket, 0).and_then(|writer| {
+        link.watch.add(&socket, &writer)?;
+        Ok(writer)
+    });
+    let writer = match watched {
+        Ok(writer) => writer,
+        Err(error) => return End::Lost(format!("cannot watch the connection: {error} (trying again)")),
+    };
+    let mut hello = link.hello.clone();
+    hello.epoch = epoch;
+    hello.resume = handler.resume();
+    let sent = hello.encode().map_err(|e| e.to_string()).and_then(|json| {
+        link.lock_out().attach(Arc::clone(&socket), epoch, &json).map_err(|e| e.to_string())
+    });
+    if let Err(text) = sent {
+        return End::Rejected(text);
+    }
+    link.set_status("connected; waiting for the manager's welcome".to_owned());
+    let inbound = Inbound::new(Arc::clone(&socket), epoch, Arc::clone(handler));
+    *link.inbound.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbound);
+    let connection = Connection { link, handler: &**handler, socket, writer };
+    connection.serve()
 }
 
 struct Connection<'a> {
     link: &'a Link,
     handler: &'a dyn Handler,
-    epoch: u32,
-    session: Option<Session>,
-    fds: Fds,
-    buffer: Vec<u8>,
+    socket: Arc<OwnedFd>,
+    /// A duplicate of the socket.
+    writer: OwnedFd,
 }
 
-impl<'a> Connection<'a> {
-    fn new(link: &'a Link, handler: &'a dyn Handler, epoch: u32) -> Self {
-        Self { link, handler, epoch, session: None, fds: Fds::new(), buffer: Vec::new() }
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.link.watch.remove(&self.socket, &self.writer);
     }
+}
 
-    /// One connection from beginning to end.
-    fn live(&mut self) -> End {
-        let socket = match connect::attempt(&self.link.socket) {
-            Ok(socket) => Arc::new(socket),
-            Err(text) => return End::Lost(text),
-        };
-        let mut hello = self.link.hello.clone();
-        hello.epoch = self.epoch;
-        hello.resume = self.handler.resume();
-        let sent = hello.encode().map_err(|e| e.to_string()).and_then(|json| {
-            self.link.lock_out().attach(Arc::clone(&socket), self.epoch, &json).map_err(|e| e.to_string())
-        });
-        if let Err(text) = sent {
-            return End::Rejected(text);
-        }
-        self.link.set_status("connected; waiting for the manager's welcome".to_owned());
-        self.buffer.resize(READ_BYTES, 0);
-        let mut reader = FrameReader::default();
+impl Connection<'_> {
+    fn serve(&self) -> End {
         let welcome_by = Instant::now() + WELCOME_WAIT;
         let end = loop {
             if self.link.stopping() {
                 break End::Stopped;
             }
-            if let Err(end) = self.turn(&socket, &mut reader, welcome_by) {
+            if let Err(end) = self.turn(welcome_by) {
                 break end;
             }
         };
         if matches!(end, End::Stopped) {
-            self.flush(&socket);
+            self.flush();
         }
         end
     }
 
     /// Waits for something to do and does it.
-    fn turn(&mut self, socket: &OwnedFd, reader: &mut FrameReader, welcome_by: Instant) -> Result<(), End> {
+    fn turn(&self, welcome_by: Instant) -> Result<(), End> {
         let now = Instant::now();
-        let next = if self.session.is_some() { self.handler.timer(now) } else { Some(welcome_by) };
-        if self.session.is_none() && now >= welcome_by {
+        let welcomed = self.link.is_connected();
+        if !welcomed && now >= welcome_by {
             let (shown, waited_s) = (self.link.socket.display(), WELCOME_WAIT.as_secs());
             return Err(End::Lost(format!("no answer at {shown} for {waited_s} s (trying again)")));
         }
+        let next = if welcomed { self.handler.timer(now) } else { Some(welcome_by) };
         let (left, broken) = {
             let out = self.link.lock_out();
             (out.left(), out.is_broken())
@@ -152,88 +150,34 @@ impl<'a> Connection<'a> {
         if broken {
             return Err(End::Lost("the manager stopped reading".to_owned()));
         }
-        let interest = if left > 0 { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = [PollFd::new(socket, interest), PollFd::new(&self.link.wake, PollFlags::IN)];
-        let timeout = next.map(|at| timespec(at.saturating_duration_since(now)));
-        if let Err(error) = poll(&mut fds, timeout.as_ref())
-            && error != rustix::io::Errno::INTR
-        {
-            return Err(End::Lost(format!("poll: {error}")));
+        if left > 0 {
+            self.link.watch.arm_write(&self.writer);
         }
-        let (ready, woken) = (fds[0].revents(), fds[1].revents());
-        if woken.contains(PollFlags::IN) {
-            clear_wake(self.link);
-        }
-        if ready.contains(PollFlags::OUT) {
+        let timeout = next.map(|at| at.saturating_duration_since(now).min(LONGEST_SLEEP));
+        let ready = self.link.watch.wait(timeout).map_err(|e| End::Lost(format!("epoll: {e}")))?;
+        if ready.write {
             self.link.lock_out().drain();
         }
-        if ready.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
-            self.read(socket, reader)?;
+        if ready.read {
+            self.read()?;
         }
-        Ok(())
+        self.link.take_found_end().map_or(Ok(()), Err)
     }
 
-    /// Takes what has come, once: the next turn takes the rest, so timers are never starved.
-    fn read(&mut self, socket: &OwnedFd, reader: &mut FrameReader) -> Result<(), End> {
-        let mut fds = Vec::new();
-        let got = match recv_with_fds(socket.as_fd(), &mut self.buffer, &mut fds, MAX_FDS) {
-            Ok(0) => return Err(End::Lost("the manager closed the connection (trying again)".to_owned())),
-            Ok(got) => got,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                return Ok(());
-            }
-            Err(error) => return Err(End::Lost(format!("the manager is gone: {error} (trying again)"))),
-        };
-        self.fds.extend(fds);
-        reader.push(&self.buffer[..got]);
-        loop {
-            match reader.next_frame() {
-                Ok(Some((header, kind, payload))) => self.frame(&header, kind, payload)?,
-                Ok(None) => break,
-                Err(error) => return Err(End::Rejected(error.to_string())),
-            }
+    /// Reads once: the next turn takes the rest, so timers are never starved.
+    fn read(&self) -> Result<(), End> {
+        // A thread that owns the read side arms it when done, and this comes again.
+        let Some(mut guard) = self.link.try_inbound() else { return Ok(()) };
+        if let Some(inbound) = guard.as_mut().filter(|inbound| !inbound.over) {
+            inbound.read(self.link)?;
         }
-        if self.fds.len() > MAX_KEPT_FDS {
-            return Err(End::Rejected("descriptors without segments".to_owned()));
-        }
-        Ok(())
-    }
-
-    fn frame(&mut self, header: &Header, kind: Kind, payload: &[u8]) -> Result<(), End> {
-        let message = ToClient::decode(kind, payload).map_err(|e| End::Rejected(e.to_string()))?;
-        match (message, self.session) {
-            (ToClient::Rejected { text }, _) => {
-                let text: String = text.chars().take(1000).collect();
-                Err(End::Rejected(format!("the manager refused: {text}")))
-            }
-            (ToClient::Welcome { boot }, None) => self.welcome(header.session.get(), boot),
-            (ToClient::Welcome { .. }, Some(_)) => {
-                Err(End::Rejected("the manager welcomed twice".to_owned()))
-            }
-            (_, None) => Err(End::Rejected(format!("{} before the welcome", kind.name()))),
-            (_, Some(session)) if header.session.get() != session.number => {
-                let (got, want) = (header.session.get(), session.number);
-                Err(End::Rejected(format!("{} for session {got} on session {want}", kind.name())))
-            }
-            (message, Some(_)) => self.handler.message(header, message, &mut self.fds).map_err(End::Rejected),
-        }
-    }
-
-    fn welcome(&mut self, number: u64, boot: u128) -> Result<(), End> {
-        if number == 0 {
-            return Err(End::Rejected("the manager gave session 0".to_owned()));
-        }
-        let session = Session { number, epoch: self.epoch, boot, welcomed_us: monotonic_us() };
-        self.session = Some(session);
-        // The handler first: what it sends in its welcome is the first thing on the session.
-        self.link.lock_out().welcome(session);
-        self.handler.welcome(session);
-        self.link.welcomed();
+        drop(guard);
+        self.link.watch.arm_read(&self.socket);
         Ok(())
     }
 
     /// Gives the last messages a bounded time to leave.
-    fn flush(&self, socket: &OwnedFd) {
+    fn flush(&self) {
         let until = Instant::now() + FLUSH;
         loop {
             let left = {
@@ -245,7 +189,7 @@ impl<'a> Connection<'a> {
             if left == 0 || time.is_zero() {
                 return;
             }
-            let mut fds = [PollFd::new(socket, PollFlags::OUT)];
+            let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
             let _ = poll(&mut fds, Some(&timespec(time)));
         }
     }

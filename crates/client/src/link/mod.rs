@@ -2,21 +2,27 @@
 
 mod backoff;
 mod connect;
+mod inbound;
 mod io;
+mod nudge;
 mod outbound;
+mod wait;
+mod watch;
 
 use crate::registration::Registration;
 use crate::{ClientError, hooks};
+use inbound::{End, Inbound};
+use nudge::Nudge;
 use orbitkv_wire::{Header, Hello, HelloRole, Resume, ToClient, ToManager};
 use outbound::Outbound;
-use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use watch::Watch;
 
 pub(crate) use outbound::{SendError, Urgency};
 
@@ -36,8 +42,9 @@ pub(crate) struct Session {
     pub(crate) welcomed_us: u64,
 }
 
-/// The role's part of a connection. Called on the connection's thread only, never with a lock of the
-/// link held; must not block.
+/// The role's part of a connection; must not block. Called on the connection's thread, but `message` on
+/// whichever thread owns the read side, and never again once `disconnected` is called. The lock of the
+/// read side may be held, that of the buffer out never is.
 pub(crate) trait Handler: Send + Sync + 'static {
     /// What to say of the session before this connection.
     fn resume(&self) -> Option<Resume>;
@@ -59,8 +66,18 @@ pub(crate) struct Link {
     socket: PathBuf,
     hello: Hello,
     out: Mutex<Outbound>,
-    /// Wakes the connection's thread.
-    wake: OwnedFd,
+    /// The read side of the present connection.
+    inbound: Mutex<Option<Inbound>>,
+    /// What a thread other than the connection's found at the read side: the connection is over.
+    found_end: Mutex<Option<End>>,
+    /// The connection's thread waits for the read side, to close the connection.
+    closing: AtomicBool,
+    /// Another thread than the connection's sleeps until something is to be read.
+    reader_sleeps: AtomicBool,
+    /// Wakes that thread.
+    nudge: Nudge,
+    /// What the connection's thread sleeps on.
+    watch: Watch,
     status: Mutex<String>,
     connected: AtomicBool,
     ever_connected: AtomicBool,
@@ -76,13 +93,16 @@ impl Link {
         registration.check()?;
         hooks::start()?;
         let client = format!("{:032x}", random_u128()?);
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| ClientError::system("eventfd")(e.into()))?;
         Ok(Self {
             socket: registration.socket.clone(),
             hello: registration.hello(role, rank, &client),
             out: Mutex::new(Outbound::default()),
-            wake,
+            inbound: Mutex::new(None),
+            found_end: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            reader_sleeps: AtomicBool::new(false),
+            nudge: Nudge::new()?,
+            watch: Watch::new()?,
             status: Mutex::new("connecting".to_owned()),
             connected: AtomicBool::new(false),
             ever_connected: AtomicBool::new(false),
@@ -97,7 +117,7 @@ impl Link {
         let link = Arc::clone(self);
         let thread = std::thread::Builder::new()
             .name("orbitkv-link".to_owned())
-            .spawn(move || io::run(&link, &*handler))
+            .spawn(move || io::run(&link, &handler))
             .map_err(ClientError::system("cannot start the connection's thread"))?;
         Ok(LinkThread { link: Arc::clone(self), thread: Some(thread) })
     }
@@ -147,8 +167,7 @@ impl Link {
 
     /// Wakes the connection's thread, for a timer earlier than it knows.
     pub(crate) fn wake(&self) {
-        // Fails only when the counter is full, and then the thread wakes anyway.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        self.watch.wake();
     }
 
     fn after_send<T>(&self, out: &Outbound, sent: Result<T, SendError>) -> Result<T, SendError> {
@@ -176,6 +195,25 @@ impl Link {
 
     fn lock_out(&self) -> MutexGuard<'_, Outbound> {
         self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The read side, if no other thread owns it.
+    fn try_inbound(&self) -> Option<MutexGuard<'_, Option<Inbound>>> {
+        match self.inbound.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Called with the read side owned: the connection's thread is to close this connection.
+    fn end_from_elsewhere(&self, end: End) {
+        *self.found_end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        self.wake();
+    }
+
+    fn take_found_end(&self) -> Option<End> {
+        self.found_end.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn stopping(&self) -> bool {

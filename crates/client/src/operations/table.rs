@@ -1,6 +1,6 @@
 //! Which operations are live, and when they time out.
 
-use super::{Grants, Lease, MissReason, QueryCell, ReservationCell, ResetCell};
+use super::{Grants, Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
 use crate::clock::monotonic_us;
 use crate::link::{Link, SendError, Session, Urgency};
 use crate::ticket::PagePart;
@@ -52,7 +52,7 @@ struct Table {
     resets: Vec<Arc<ResetCell>>,
 }
 
-/// Live operations of one client. Lock order: this table, then the link's buffer.
+/// Live operations of one client. Lock order: the link's read side, this table, the link's buffer.
 pub(crate) struct Operations {
     link: Arc<Link>,
     table: Mutex<Table>,
@@ -74,7 +74,12 @@ impl Operations {
     /// Asks for a prefix. `deadline_ms` zero leaves the manager's operation lifetime.
     pub(crate) fn query(&self, group: u16, hashes: &[Hash], deadline_ms: u32) -> Arc<QueryCell> {
         self.counters.queries.fetch_add(1, Ordering::Relaxed);
+        let reads = self.link.try_reads();
         let opened = self.open_query(group, hashes, deadline_ms);
+        if let Some(mut reads) = reads {
+            // There already, if the manager ran before this thread went on.
+            reads.read();
+        }
         opened.unwrap_or_else(|reason| {
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
             Arc::new(QueryCell::missed(reason))
@@ -115,6 +120,21 @@ impl Operations {
             self.link.wake();
         }
         Ok(cell)
+    }
+
+    /// Waits at most `timeout` for a final state, and reads the answer on this thread if no other reads.
+    pub(crate) fn wait(&self, cell: &QueryCell, timeout: Duration) -> QueryState {
+        let start = Instant::now();
+        let pending = || cell.state() == QueryState::Pending;
+        if pending()
+            && let Some(mut reads) = self.link.try_reads()
+        {
+            reads.read_while(timeout, pending);
+        }
+        match cell.state() {
+            QueryState::Pending => cell.wait(timeout.saturating_sub(start.elapsed())),
+            state => state,
+        }
     }
 
     /// Asks for slots. Impossible requests are answered in the cell.
@@ -176,9 +196,10 @@ impl Operations {
     /// Ends interest in a query, in whatever state.
     pub(crate) fn release(&self, cell: &QueryCell) {
         let known = self.remove(cell.session, cell.operation);
-        let pending = cell.state() == super::QueryState::Pending;
+        let pending = cell.state() == QueryState::Pending;
         if pending {
             cell.miss(MissReason::Released);
+            self.link.nudge_reader();
         }
         if known {
             let message = if pending { ToManager::Cancel } else { ToManager::Release };
@@ -351,6 +372,7 @@ impl Operations {
     fn miss(&self, cell: &QueryCell, reason: MissReason) -> bool {
         let was_ready = cell.lease().is_some();
         let missed = cell.miss(reason);
+        self.link.nudge_reader();
         if missed && !was_ready {
             self.counters.misses.fetch_add(1, Ordering::Relaxed);
         }

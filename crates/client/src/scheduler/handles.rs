@@ -27,7 +27,7 @@ impl Query {
     /// Waits at most `timeout` for a final state.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> QueryState {
-        self.cell.wait(timeout)
+        self.operations.wait(&self.cell, timeout)
     }
 
     /// Pages of the leased prefix; zero unless ready.

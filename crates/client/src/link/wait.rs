@@ -1,0 +1,90 @@
+//! Reading an answer on the thread that asked for it.
+//!
+//! An answer that the connection's thread reads has to wake two threads, one after the other; one that the
+//! asking thread reads itself wakes that thread alone. On a busy host the manager often answers before the
+//! asking thread runs again, so the read side is taken before the request is sent.
+
+use super::watch::timespec;
+use super::{Inbound, Link};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// The read side, owned by this thread until this value is dropped.
+pub(crate) struct Reads<'a> {
+    link: &'a Link,
+    /// `Some` until dropped.
+    inbound: Option<MutexGuard<'a, Option<Inbound>>>,
+    socket: Arc<OwnedFd>,
+}
+
+impl Link {
+    /// The read side of the present session; `None` without one, and while another thread has it. For the
+    /// role whose messages any thread may handle.
+    pub(crate) fn try_reads(&self) -> Option<Reads<'_>> {
+        self.guard().ok()?;
+        let inbound = self.try_inbound()?;
+        let open = inbound.as_ref().filter(|open| open.session.is_some() && !open.over)?;
+        let socket = Arc::clone(&open.socket);
+        self.watch.disarm_read(&socket);
+        Some(Reads { link: self, inbound: Some(inbound), socket })
+    }
+
+    /// A thread that owns the read side is to look again at what it waits for.
+    pub(crate) fn nudge_reader(&self) {
+        // Between the change and the load, as in `read_while` between the store and the look at the change.
+        fence(Ordering::SeqCst);
+        if self.reader_sleeps.load(Ordering::Relaxed) {
+            self.nudge.raise();
+        }
+    }
+}
+
+impl Reads<'_> {
+    /// Handles what has come, without waiting; false at the end of the connection.
+    pub(crate) fn read(&mut self) -> bool {
+        let Some(inbound) = self.inbound.as_mut().and_then(|guard| guard.as_mut()) else { return false };
+        if let Err(end) = inbound.read(self.link) {
+            self.link.end_from_elsewhere(end);
+            return false;
+        }
+        true
+    }
+
+    /// Reads while `waiting` says so, for at most `timeout`.
+    pub(crate) fn read_while(&mut self, timeout: Duration, waiting: impl Fn() -> bool) {
+        let start = Instant::now();
+        loop {
+            self.link.reader_sleeps.store(true, Ordering::Relaxed);
+            // A change before this is seen now, a later one nudges.
+            fence(Ordering::SeqCst);
+            let left = timeout.saturating_sub(start.elapsed());
+            if !waiting() || left.is_zero() || self.link.closing.load(Ordering::Relaxed) {
+                break;
+            }
+            let mut fds =
+                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.link.nudge, PollFlags::IN)];
+            // A wait that a signal interrupts is a short one.
+            let _ = poll(&mut fds, Some(&timespec(left)));
+            let (ready, nudged) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+            self.link.reader_sleeps.store(false, Ordering::Relaxed);
+            if nudged {
+                self.link.nudge.clear();
+            }
+            if ready && !self.read() {
+                break;
+            }
+        }
+        self.link.reader_sleeps.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reads<'_> {
+    fn drop(&mut self) {
+        // The lock first: a report that was dropped because of this thread must not be dropped again.
+        self.inbound = None;
+        self.link.watch.arm_read(&self.socket);
+    }
+}
