@@ -22,6 +22,8 @@ MODEL := .venv/models/tiny-qwen3
 # The test wheel is unpacked here and put before everything else on the paths of the tests, so that the
 # engine environment never holds a build with test hooks.
 HOOKS := $(CURDIR)/.venv/test-hooks
+# The same for the wheel that is measured.
+BENCHED := $(CURDIR)/.venv/bench
 SOURCES := $(wildcard python tools tests benches)
 PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 
@@ -29,7 +31,7 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench lint wheel wheel-test-hooks clean
+.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench bench-engine lint wheel wheel-test-hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -77,6 +79,17 @@ sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted 
 
 bench: ## measure speed and memory beside their limits; rows in out/bench/summary.json
 	@cargo run --release --locked -q -p orbitkv-bench
+	@if test -x $(ENGINE_PYTHON) && test -d $(MODEL); then \
+	    $(MAKE) --no-print-directory bench-engine; \
+	else \
+	    echo "bench: no engine environment, what saving costs an engine was not measured (make setup)"; \
+	fi
+
+bench-engine: wheel
+	@rm -rf $(BENCHED)
+	@$(ENGINE_PYTHON) $(PIP) --target $(BENCHED) dist/orbitkv-*.whl
+	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
+	    $(ENGINE_PYTHON) benches/save_cost.py out/bench/summary.json
 
 lint: setup-tools ## check format, lints, dependency licences and sources
 	cargo fmt --all --check

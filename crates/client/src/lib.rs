@@ -6,7 +6,7 @@
 //!
 //! No engine thread ever waits for the manager. A call encodes a frame into a bounded buffer and
 //! returns; the connection's own thread sends what the socket did not take at once, reads answers, and
-//! keeps deadlines. With the manager slow, stopped, dead or restarted, queries become misses, saves come
+//! keeps deadlines. A thread that waits for an answer, always for a bounded time, reads it itself. With the manager slow, stopped, dead or restarted, queries become misses, saves come
 //! to nothing, and the connection is made again by itself.
 #![forbid(unsafe_code)]
 

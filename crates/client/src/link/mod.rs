@@ -18,7 +18,7 @@ use outbound::Outbound;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -74,6 +74,8 @@ pub(crate) struct Link {
     closing: AtomicBool,
     /// Another thread than the connection's sleeps until something is to be read.
     reader_sleeps: AtomicBool,
+    /// Next waits in which that thread sleeps at once.
+    awake_reads_to_skip: AtomicU32,
     /// Wakes that thread.
     nudge: Nudge,
     /// What the connection's thread sleeps on.
@@ -101,6 +103,7 @@ impl Link {
             found_end: Mutex::new(None),
             closing: AtomicBool::new(false),
             reader_sleeps: AtomicBool::new(false),
+            awake_reads_to_skip: AtomicU32::new(0),
             nudge: Nudge::new()?,
             watch: Watch::new()?,
             status: Mutex::new("connecting".to_owned()),

@@ -12,6 +12,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
+/// How long a waiting thread reads before it sleeps.
+const AWAKE: Duration = Duration::from_micros(50);
+/// Waits that sleep at once after one that was awake in vain.
+const SKIPS: u32 = 32;
+
 /// The read side, owned by this thread until this value is dropped.
 pub(crate) struct Reads<'a> {
     link: &'a Link,
@@ -53,9 +58,37 @@ impl Reads<'_> {
         true
     }
 
+    /// As `read_while`, without sleeping, for as long as an answer usually takes; false at the end of the
+    /// connection. Going to sleep and being woken takes longer than the manager does where processors are
+    /// idle. Where the answer did not come in that time, the next waits sleep at once.
+    fn read_awake(&mut self, timeout: Duration, waiting: &impl Fn() -> bool) -> bool {
+        let skip = &self.link.awake_reads_to_skip;
+        let skips = skip.load(Ordering::Relaxed);
+        if skips > 0 {
+            skip.store(skips - 1, Ordering::Relaxed);
+            return true;
+        }
+        let start = Instant::now();
+        while waiting() {
+            if start.elapsed() >= timeout.min(AWAKE) {
+                self.link.awake_reads_to_skip.store(SKIPS, Ordering::Relaxed);
+                break;
+            }
+            // The manager may need this very processor.
+            std::thread::yield_now();
+            if !self.read() {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Reads while `waiting` says so, for at most `timeout`.
     pub(crate) fn read_while(&mut self, timeout: Duration, waiting: impl Fn() -> bool) {
         let start = Instant::now();
+        if !self.read_awake(timeout, &waiting) {
+            return;
+        }
         loop {
             self.link.reader_sleeps.store(true, Ordering::Relaxed);
             // A change before this is seen now, a later one nudges.

@@ -24,7 +24,7 @@ impl Query {
         self.cell.state()
     }
 
-    /// Waits at most `timeout` for a final state.
+    /// Waits at most `timeout` for a final state. The answer is read by this thread, if no other reads.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> QueryState {
         self.operations.wait(&self.cell, timeout)
