@@ -6,7 +6,6 @@ use super::watch::timespec;
 use super::{FLUSH, Handler, Link, connect};
 use crate::clock::monotonic_us;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::fcntl_dupfd_cloexec;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -79,14 +78,9 @@ fn connect_and_serve(link: &Link, handler: &Arc<dyn Handler>, epoch: u32) -> End
         Ok(socket) => Arc::new(socket),
         Err(text) => return End::Lost(text),
     };
-    let watched = fcntl_dupfd_cloexec(&*socket, 0).and_then(|writer| {
-        link.watch.add(&socket, &writer)?;
-        Ok(writer)
-    });
-    let writer = match watched {
-        Ok(writer) => writer,
-        Err(error) => return End::Lost(format!("cannot watch the connection: {error} (trying again)")),
-    };
+    if let Err(error) = link.watch.add(&socket) {
+        return End::Lost(format!("cannot watch the connection: {error} (trying again)"));
+    }
     let mut hello = link.hello.clone();
     hello.epoch = epoch;
     hello.resume = handler.resume();
@@ -99,7 +93,7 @@ fn connect_and_serve(link: &Link, handler: &Arc<dyn Handler>, epoch: u32) -> End
     link.set_status("connected; waiting for the manager's welcome".to_owned());
     let inbound = Inbound::new(Arc::clone(&socket), epoch, Arc::clone(handler));
     *link.inbound.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbound);
-    let connection = Connection { link, handler: &**handler, socket, writer };
+    let connection = Connection { link, handler: &**handler, socket };
     connection.serve()
 }
 
@@ -107,13 +101,11 @@ struct Connection<'a> {
     link: &'a Link,
     handler: &'a dyn Handler,
     socket: Arc<OwnedFd>,
-    /// A duplicate of the socket.
-    writer: OwnedFd,
 }
 
 impl Drop for Connection<'_> {
     fn drop(&mut self) {
-        self.link.watch.remove(&self.socket, &self.writer);
+        self.link.watch.remove(&self.socket);
     }
 }
 
@@ -151,7 +143,7 @@ impl Connection<'_> {
             return Err(End::Lost("the manager stopped reading".to_owned()));
         }
         if left > 0 {
-            self.link.watch.arm_write(&self.writer);
+            self.link.watch.arm_write(&self.socket);
         }
         let timeout = next.map(|at| at.saturating_duration_since(now).min(LONGEST_SLEEP));
         let ready = self.link.watch.wait(timeout).map_err(|e| End::Lost(format!("epoll: {e}")))?;

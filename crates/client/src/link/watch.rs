@@ -25,6 +25,9 @@ pub(super) struct Ready {
 /// a report that comes while another thread owns it is dropped, and that thread's arming repeats it.
 pub(super) struct Watch {
     epoll: OwnedFd,
+    /// Holds the socket alone, for writing: an epoll has one entry a descriptor, and whoever arms reading must
+    /// not have to know whether writing is armed.
+    room: OwnedFd,
     wake: Nudge,
 }
 
@@ -32,9 +35,11 @@ impl Watch {
     pub(super) fn new() -> Result<Self, ClientError> {
         let failed = |what| move |error: Errno| ClientError::system(what)(error.into());
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed("epoll"))?;
+        let room = epoll::create(CreateFlags::CLOEXEC).map_err(failed("epoll"))?;
         let wake = Nudge::new()?;
         epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN).map_err(failed("epoll"))?;
-        Ok(Self { epoll, wake })
+        epoll::add(&epoll, &room, EventData::new_u64(WRITE), EventFlags::IN).map_err(failed("epoll"))?;
+        Ok(Self { epoll, room, wake })
     }
 
     /// Ends the present or next sleep.
@@ -42,17 +47,16 @@ impl Watch {
         self.wake.raise();
     }
 
-    /// A new connection: reading is armed, writing is not. `writer` is a duplicate of `socket`, for an
-    /// epoll keeps one entry a descriptor.
-    pub(super) fn add(&self, socket: &OwnedFd, writer: &OwnedFd) -> Result<(), Errno> {
+    /// A new connection: reading is armed, writing is not.
+    pub(super) fn add(&self, socket: &OwnedFd) -> Result<(), Errno> {
         epoll::add(&self.epoll, socket, EventData::new_u64(READ), EventFlags::IN | EventFlags::ONESHOT)?;
-        epoll::add(&self.epoll, writer, EventData::new_u64(WRITE), EventFlags::ONESHOT)
+        epoll::add(&self.room, socket, EventData::new_u64(WRITE), EventFlags::ONESHOT)
     }
 
     /// The connection is over. A thread that still waits on it may arm it in vain.
-    pub(super) fn remove(&self, socket: &OwnedFd, writer: &OwnedFd) {
+    pub(super) fn remove(&self, socket: &OwnedFd) {
         let _ = epoll::delete(&self.epoll, socket);
-        let _ = epoll::delete(&self.epoll, writer);
+        let _ = epoll::delete(&self.room, socket);
     }
 
     /// Reports once when bytes are there, at once if they are there already.
@@ -68,9 +72,9 @@ impl Watch {
     }
 
     /// Reports once when there is room.
-    pub(super) fn arm_write(&self, writer: &OwnedFd) {
+    pub(super) fn arm_write(&self, socket: &OwnedFd) {
         let flags = EventFlags::OUT | EventFlags::ONESHOT;
-        let _ = epoll::modify(&self.epoll, writer, EventData::new_u64(WRITE), flags);
+        let _ = epoll::modify(&self.room, socket, EventData::new_u64(WRITE), flags);
     }
 
     /// Sleeps; at most for `timeout`, for ever without one.
@@ -86,7 +90,16 @@ impl Watch {
             let data = event.data;
             match data.u64() {
                 WAKE => self.wake.clear(),
-                WRITE => ready.write = true,
+                WRITE => {
+                    ready.write = true;
+                    // Takes the one report, or the outer epoll would repeat it for ever.
+                    let mut taken = Vec::with_capacity(1);
+                    let _ = epoll::wait(
+                        &self.room,
+                        rustix::buffer::spare_capacity(&mut taken),
+                        Some(&timespec(Duration::ZERO)),
+                    );
+                }
                 _ => ready.read = true,
             }
         }
@@ -104,11 +117,8 @@ mod tests {
     use super::*;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-    fn pair() -> (OwnedFd, OwnedFd, OwnedFd) {
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
-        let writer = ours.try_clone().unwrap();
-        (ours, writer, theirs)
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap()
     }
 
     const NOW: Option<Duration> = Some(Duration::ZERO);
@@ -116,9 +126,9 @@ mod tests {
 
     #[test]
     fn a_report_comes_once_until_armed_again_and_then_for_the_same_bytes() {
-        let (ours, writer, theirs) = pair();
+        let (ours, theirs) = pair();
         let watch = Watch::new().unwrap();
-        watch.add(&ours, &writer).unwrap();
+        watch.add(&ours).unwrap();
         rustix::io::write(&theirs, b"x").unwrap();
         assert_eq!(watch.wait(NOW), Ok(READ_ONLY));
         assert_eq!(watch.wait(NOW), Ok(Ready::default()));
@@ -128,9 +138,9 @@ mod tests {
 
     #[test]
     fn bytes_that_come_while_disarmed_are_reported_when_armed() {
-        let (ours, writer, theirs) = pair();
+        let (ours, theirs) = pair();
         let watch = Watch::new().unwrap();
-        watch.add(&ours, &writer).unwrap();
+        watch.add(&ours).unwrap();
         watch.disarm_read(&ours);
         rustix::io::write(&theirs, b"x").unwrap();
         assert_eq!(watch.wait(NOW), Ok(Ready::default()));
@@ -140,13 +150,16 @@ mod tests {
 
     #[test]
     fn room_is_reported_apart_from_bytes() {
-        let (ours, writer, _theirs) = pair();
+        let (ours, _theirs) = pair();
         let watch = Watch::new().unwrap();
-        watch.add(&ours, &writer).unwrap();
+        watch.add(&ours).unwrap();
         assert_eq!(watch.wait(NOW), Ok(Ready::default()));
-        watch.arm_write(&writer);
+        watch.arm_write(&ours);
         assert_eq!(watch.wait(NOW), Ok(Ready { read: false, write: true }));
-        watch.remove(&ours, &writer);
+        assert_eq!(watch.wait(NOW), Ok(Ready::default()), "once");
+        watch.remove(&ours);
+        watch.arm_write(&ours);
+        assert_eq!(watch.wait(NOW), Ok(Ready::default()));
     }
 
     #[test]
