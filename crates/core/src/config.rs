@@ -33,6 +33,16 @@ pub struct Config {
     pub lease_ttl_ms: u64,
     /// Share of the pool, in percent, that may be reserved for saves and not yet sealed.
     pub filling_percent: u64,
+    /// Whether there is a slower tier. Sealed pages are written to it, and read back when asked for.
+    pub tier: bool,
+    /// Pages being written to the slower tier at once; more are not written.
+    pub tier_writes: usize,
+    /// Bytes of the reads that a demand submits at once; zero: all.
+    pub read_batch_bytes: u64,
+    /// Batches that a demand may submit; zero: any number.
+    pub read_batches: u32,
+    /// A demand that has not been answered ends its reads after this; zero: at its deadline.
+    pub read_timeout_ms: u64,
     /// Defect to plant; ignored without the `plant` feature.
     pub plant: Option<Plant>,
 }
@@ -86,6 +96,11 @@ impl Config {
             operation_lifetime_ms: 60_000,
             lease_ttl_ms: 600_000,
             filling_percent: 50,
+            tier: false,
+            tier_writes: 64,
+            read_batch_bytes: 0,
+            read_batches: 0,
+            read_timeout_ms: 0,
             plant: None,
         }
     }

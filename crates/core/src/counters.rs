@@ -10,13 +10,15 @@ pub struct Counters {
     pub queries: u64,
     /// Pages answered from DRAM.
     pub ram_pages: u64,
+    /// Pages answered from the slower tier.
+    pub tier_pages: u64,
     /// Pages asked for and not answered.
     pub missed_pages: u64,
     /// Queries that waited for budget, once each.
     pub budget_waits: u64,
     /// Demands larger than their budget.
     pub budget_bypasses: u64,
-    /// Waiting queries ended by deadline or lifetime.
+    /// Waiting or reading queries ended by deadline or lifetime.
     pub timed_out: u64,
     /// Ready leases nobody handed out in time.
     pub expired_leases: u64,
@@ -40,17 +42,28 @@ pub struct Counters {
     pub dropped_pages: u64,
     /// Slots put into quarantine.
     pub quarantined_slots: u64,
+    /// Pages read from the slower tier.
+    pub read_pages: u64,
+    /// Reads of pages that failed, or whose bytes did not match.
+    pub failed_reads: u64,
+    /// Reads that one more demand waited for.
+    pub coalesced_reads: u64,
+    /// Pages written to the slower tier.
+    pub written_pages: u64,
+    /// Pages not written: too many at once, or the tier failed.
+    pub dropped_writes: u64,
     /// Requests that broke a rule.
     pub refusals: u64,
 }
 
 impl Counters {
     /// A query for `asked` pages got its final answer.
-    pub(crate) fn answer(&mut self, group: GroupId, asked: usize, answered: usize) {
+    pub(crate) fn answer(&mut self, group: GroupId, asked: usize, (ram, tier): (usize, usize)) {
         if group != GroupId::PROBE {
             self.queries += 1;
-            self.ram_pages += answered as u64;
-            self.missed_pages += (asked - answered) as u64;
+            self.ram_pages += ram as u64;
+            self.tier_pages += tier as u64;
+            self.missed_pages += (asked - ram - tier) as u64;
         }
     }
 }

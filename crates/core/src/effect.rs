@@ -1,6 +1,9 @@
 //! What the core wants done. The shell carries effects out in order.
 
-use crate::{BlockHash, NamespaceId, OperationId, Refusal, Revision, SegmentId, SessionId, ShardId, SlotRef};
+use crate::{
+    BlockHash, ExtentId, NamespaceId, OperationId, PageKey, Refusal, Revision, SegmentId, SessionId, ShardId,
+    SlotRef, Ticket,
+};
 
 /// One shard of a leased or granted page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub enum MissReason {
     Absent,
     /// The instance is not active: a rank is missing or its self-test has not passed.
     Inactive,
-    /// The deadline passed while the query waited for budget.
+    /// The deadline passed while the query waited for budget, or before its first page was read.
     Deadline,
     /// The operation lifetime passed.
     Lifetime,
@@ -26,14 +29,14 @@ pub enum MissReason {
     Limit,
     /// A lease was not handed out in time: its owner must release it, which ends it.
     Expired,
-    /// The demand is larger than its budget and nothing of it fits now.
+    /// Nothing of it fits now: into its budget, which is smaller than the demand, or into memory.
     Budget,
 }
 
 /// The pushed state of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OperationOutcome {
-    /// Waits for budget; a final state will follow.
+    /// Waits for budget or for reads; a final state will follow.
     Waiting,
     /// The longest sealed prefix, leased. `parts` holds `pages × shards`, page-major.
     Ready {
@@ -142,6 +145,37 @@ pub enum Effect {
         segment: SegmentId,
         /// A worker of its shard.
         session: SessionId,
+    },
+    /// Copy a slot to the slower tier; answer with `Written`. The slot is not reused before.
+    Write {
+        /// What to read.
+        slot: SlotRef,
+        /// Whose bytes.
+        key: PageKey,
+        /// Which shard.
+        shard: ShardId,
+        /// Bytes of the payload, behind the slot's header.
+        payload_bytes: u32,
+        /// CRC-64/NVME of the payload.
+        crc: u64,
+    },
+    /// Fill a slot from the slower tier and check it; answer with `ReadDone`. The slot is not reused before.
+    Read {
+        /// Where to.
+        slot: SlotRef,
+        /// Where from.
+        extent: ExtentId,
+        /// Bytes of the payload, behind the slot's header.
+        payload_bytes: u32,
+        /// CRC-64/NVME that the payload must have.
+        crc: u64,
+        /// For whom first: reads of different demands should take turns.
+        ticket: Ticket,
+    },
+    /// The bytes there are not needed any more.
+    Erase {
+        /// Where.
+        extent: ExtentId,
     },
     /// Nobody is in custody of any slot: give the memory back.
     DropSegment {

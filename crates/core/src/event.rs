@@ -1,7 +1,8 @@
 //! What happens to the core.
 
 use crate::{
-    BlockHash, ClientId, GroupId, OperationId, Revision, SegmentId, SessionId, SessionSpec, SlotRef, Ticket,
+    BlockHash, ClientId, ExtentId, GroupId, OperationId, PageKey, Revision, SegmentId, SessionId,
+    SessionSpec, SlotRef, Ticket,
 };
 
 /// A dense foreground demand: the longest sealed prefix of `hashes`.
@@ -11,7 +12,7 @@ pub struct Demand<'a> {
     pub group: GroupId,
     /// Block hashes in prefix order.
     pub hashes: &'a [BlockHash],
-    /// The wait for budget ends this long after the event; `None` leaves the operation lifetime.
+    /// The wait for budget and reads ends this long after the event; `None` leaves the operation lifetime.
     pub deadline_ms: Option<u32>,
 }
 
@@ -183,6 +184,27 @@ pub enum Event<'a> {
     SegmentFailed {
         /// The segment.
         segment: SegmentId,
+    },
+    /// A write asked for by [`crate::Effect::Write`] has ended.
+    Written {
+        /// The slot it read.
+        slot: SlotRef,
+        /// Where the bytes are now; `None` if they are not.
+        extent: Option<ExtentId>,
+    },
+    /// A read asked for by [`crate::Effect::Read`] has ended; nothing writes into the slot any more.
+    ReadDone {
+        /// The slot it wrote.
+        slot: SlotRef,
+        /// Whether the bytes are there and have the checksum that was asked for.
+        good: bool,
+    },
+    /// The slower tier has dropped a shard of a page.
+    ExtentLost {
+        /// The page.
+        key: PageKey,
+        /// Where it was.
+        extent: ExtentId,
     },
     /// Time has passed.
     Tick,

@@ -89,6 +89,10 @@ pub struct Ticket {
     pub revision: Revision,
 }
 
+/// Where one shard of a page lies in the slower tier: a number that the tier gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExtentId(pub u64);
+
 /// One memory segment of the pool. Never reused while the manager lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u32);

@@ -16,8 +16,13 @@ new_key_type! {
 pub(crate) enum PageState {
     /// Being saved; in no index.
     Filling,
+    /// Being read from the slower tier.
+    Reading,
     /// In the index.
     Sealed,
+    /// Read from the slower tier when somebody had just saved it: as good as the one in the index, and gone
+    /// with its last lease.
+    Spare,
     /// Out of the index for good; its memory goes when leases and custody end.
     Condemned,
 }
@@ -39,12 +44,16 @@ pub(crate) struct Page {
     pub(crate) children: u32,
     pub(crate) state: PageState,
     pub(crate) committed: u16,
+    /// A write to the slower tier reads its slots.
+    pub(crate) writing: bool,
     pub(crate) depth: u32,
+    /// Bytes of one shard, without header.
+    pub(crate) payload_bytes: u32,
     /// One for each shard; `None` once that slot has been freed.
     pub(crate) parts: Parts,
     pub(crate) parent_hash: Option<BlockHash>,
-    /// The reservation it came from.
-    pub(crate) saver: Saver,
+    /// The reservation it came from; none if it was read.
+    pub(crate) saver: Option<Saver>,
 }
 
 /// Who reserved a page.
@@ -68,6 +77,8 @@ pub(crate) struct Index {
     sealed: HashTable<PageId>,
     hasher: DefaultHashBuilder,
     pub(crate) pending: HashMap<(InstanceId, PageKey), PageId>,
+    /// Pages being read, by key.
+    pub(crate) reading: HashMap<PageKey, PageId>,
     /// Children of pages that are not visible: not yet, because a page is sealed when its copy ends and
     /// copies end in any order, or no more. Keyed by the parent and its depth, so that parents, which are
     /// the client's word, cannot go in circles.
@@ -161,10 +172,12 @@ mod tests {
             children: 0,
             state: PageState::Sealed,
             committed: 1,
+            writing: false,
             depth: 0,
+            payload_bytes: 4096,
             parts: Parts::new(),
             parent_hash: None,
-            saver: Saver { instance: InstanceId(1), session: SessionId(1), operation: OperationId(1) },
+            saver: None,
         }
     }
 

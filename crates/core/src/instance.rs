@@ -24,6 +24,8 @@ pub(crate) struct Instance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) slot_bytes: u64,
+    /// Bytes of one shard, without header.
+    pub(crate) payload_bytes: u32,
     pub(crate) shards: u16,
 }
 
@@ -41,7 +43,8 @@ impl Instance {
         let spec = self.groups.iter().find(|g| probe || g.group == group)?;
         let slot_bytes =
             (spec.page_bytes + crate::config::SLOT_HEADER_BYTES).next_multiple_of(SLOT_ALIGN_BYTES);
-        Some(Shape { slot_bytes, shards: if probe { 1 } else { spec.shard_count } })
+        let payload_bytes = u32::try_from(spec.page_bytes).ok()?;
+        Some(Shape { slot_bytes, payload_bytes, shards: if probe { 1 } else { spec.shard_count } })
     }
 
     /// The shapes of all groups.

@@ -18,6 +18,7 @@ mod ids;
 mod index;
 mod instance;
 mod ledger;
+mod loading;
 mod marks;
 mod operation;
 mod phase;
@@ -27,6 +28,7 @@ mod refusal;
 mod save;
 mod session;
 mod slots;
+mod stored;
 mod view;
 
 pub use crate::core::Core;
@@ -35,8 +37,8 @@ pub use counters::Counters;
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart};
 pub use event::{Demand, Event, Evidence, SaveRequest};
 pub use ids::{
-    BlockHash, ClientId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId, PageKey,
-    Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
+    BlockHash, ClientId, ExtentId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
+    PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
 };
 pub use ledger::{Account, Ledger};
 pub use marks::Mark;

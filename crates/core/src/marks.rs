@@ -117,13 +117,49 @@ marks! {
     FencedWrites,
     /// A segment could not be had.
     SegmentFailed,
+    /// A page reached the slower tier.
+    Written,
+    /// A write to the slower tier failed.
+    WriteFailed,
+    /// Too many writes at once: a page was not written.
+    WriteDropped,
+    /// A page was forgotten while it was written.
+    ForgottenWhileWritten,
+    /// A demand reads from the slower tier.
+    ReadBegun,
+    /// A demand joined a read of another.
+    ReadShared,
+    /// A read failed, or its bytes did not match.
+    ReadFailed,
+    /// A page was forgotten while it was read.
+    ForgottenWhileRead,
+    /// A page was read that somebody had saved meanwhile.
+    ReadTwice,
+    /// A read waits for memory.
+    ReadStarved,
+    /// There is no memory for a read: the plan ends there.
+    ReadRefused,
+    /// The next batch of a demand was submitted.
+    NextBatch,
+    /// The limit of batches ended a plan.
+    BatchLimit,
+    /// A deadline ended reads, and the prefix that was there was answered.
+    PrefixAtDeadline,
+    /// A deadline ended reads before the first page was there.
+    NothingAtDeadline,
+    /// A demand stopped while pages were read for it.
+    StoppedWhileReading,
+    /// A read ended after the demand that paid for it had stopped.
+    Landed,
+    /// The slower tier dropped a page.
+    ExtentLost,
 }
 
 /// A set of marks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Marks(u64);
+pub(crate) struct Marks(u128);
 
-const _: () = assert!(Mark::ALL.len() <= 64);
+const _: () = assert!(Mark::ALL.len() <= 128);
 
 impl Marks {
     pub(crate) fn hit(&mut self, mark: Mark) {

@@ -2,6 +2,7 @@
 
 use crate::index::PageId;
 use crate::ledger::Account;
+use crate::loading::Loading;
 use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, NamespaceId, Phase, SessionId};
 
 /// A worker that may be copying for an operation.
@@ -24,7 +25,13 @@ pub(crate) struct Operation {
     pub(crate) hashes: Vec<BlockHash>,
     /// Pages it leases, in prefix order.
     pub(crate) pages: Vec<PageId>,
-    /// Bytes it has reserved, and where they are booked.
+    /// What it still reads, while it prepares.
+    pub(crate) loading: Option<Loading>,
+    /// Pages whose reads go on after it has stopped to wait for them; their bytes stay preparing.
+    pub(crate) lingering: u32,
+    /// Bytes of one page.
+    pub(crate) page_bytes: u64,
+    /// Bytes it has reserved beside those, and where they are booked.
     pub(crate) charge: Option<(Account, u64)>,
     /// When it ends by itself.
     pub(crate) expires_at: Micros,

@@ -20,13 +20,21 @@ pub enum Plant {
     PublishBeforeCommit,
     /// A lower revision replaces a higher one.
     AcceptStaleRevision,
+    /// Bytes of pages that are still being read are given back when their demand stops.
+    FreeReadingBytes,
+    /// Pages are handed out while they are being read.
+    HandOffUnread,
+    /// A read counts as good whatever the disk said.
+    TrustReads,
+    /// Forgetting and reset do not reach the slower tier.
+    KeepStored,
     /// Quarantine survives the attestation of a reconnected client.
     KeepQuarantine,
 }
 
 impl Plant {
     /// All of them, in order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::FreeAtSocketClose,
         Self::FreeOnCancel,
         Self::LeakOnCancel,
@@ -35,6 +43,10 @@ impl Plant {
         Self::DoubleCharge,
         Self::PublishBeforeCommit,
         Self::AcceptStaleRevision,
+        Self::FreeReadingBytes,
+        Self::HandOffUnread,
+        Self::TrustReads,
+        Self::KeepStored,
         Self::KeepQuarantine,
     ];
 
@@ -50,6 +62,10 @@ impl Plant {
             Self::DoubleCharge => "double-charge",
             Self::PublishBeforeCommit => "publish-before-commit",
             Self::AcceptStaleRevision => "accept-stale-revision",
+            Self::FreeReadingBytes => "free-reading-bytes",
+            Self::HandOffUnread => "hand-off-unread",
+            Self::TrustReads => "trust-reads",
+            Self::KeepStored => "keep-stored",
             Self::KeepQuarantine => "keep-quarantine",
         }
     }

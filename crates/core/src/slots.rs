@@ -18,8 +18,6 @@ pub enum SlotState {
     Filling(SessionId),
     /// Holds the committed bytes of a shard.
     Resident,
-    /// A write to a slower tier reads it before it is freed.
-    Evicting,
     /// That session has ended, its process may still write.
     Quarantined(SessionId),
 }
@@ -31,6 +29,8 @@ pub(crate) struct Slot {
     pub(crate) state: SlotState,
     /// Workers that may be copying out of it.
     pub(crate) readers: u32,
+    /// A write to the slower tier reads it.
+    pub(crate) writing: bool,
     pub(crate) page: Option<PageId>,
 }
 
@@ -106,7 +106,7 @@ impl Slots {
         segment.ready = true;
         segment.ready_at = now;
         let count = u32::try_from(segment.bytes / segment.class.slot_bytes).unwrap_or(u32::MAX);
-        let fresh = Slot { generation: 0, state: SlotState::Free, readers: 0, page: None };
+        let fresh = Slot { generation: 0, state: SlotState::Free, readers: 0, writing: false, page: None };
         segment.slots = vec![fresh; count as usize];
         segment.free = (0..count).rev().collect();
         self.open.entry(segment.class).or_default().insert(id);
@@ -151,11 +151,11 @@ impl Slots {
         count
     }
 
-    /// Takes a free slot for `page`, to be written by `writer`.
+    /// Takes a free slot for `page`, in the state of whoever writes it.
     ///
     /// # Panics
     /// If a free slot has custody: that would be reuse under somebody's copy.
-    pub(crate) fn take(&mut self, class: Class, page: PageId, writer: SessionId) -> Option<SlotRef> {
+    pub(crate) fn take(&mut self, class: Class, page: PageId, state: SlotState) -> Option<SlotRef> {
         let open = self.open.get_mut(&class)?;
         let id = *open.first()?;
         let segment = self.segments.get_mut(&id)?;
@@ -167,7 +167,7 @@ impl Slots {
         let slot = &mut segment.slots[index as usize];
         assert_eq!((slot.state, slot.readers), (SlotState::Free, 0), "slot reused while in custody");
         slot.generation = slot.generation.wrapping_add(1);
-        slot.state = SlotState::Filling(writer);
+        slot.state = state;
         slot.page = Some(page);
         Some(SlotRef { segment: id, index, generation: slot.generation })
     }
@@ -182,7 +182,7 @@ impl Slots {
         };
         let slot = &mut segment.slots[at.index as usize];
         assert_eq!(slot.generation, at.generation, "stale slot freed");
-        assert_eq!(slot.readers, 0, "slot freed under a reader");
+        assert_eq!((slot.readers, slot.writing), (0, false), "slot freed under a reader");
         assert!(slot.state != SlotState::Free, "slot freed twice");
         slot.state = SlotState::Free;
         slot.page = None;

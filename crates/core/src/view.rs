@@ -11,6 +11,8 @@ pub struct OperationView {
     pub phase: Phase,
     /// Bytes it has reserved.
     pub bytes: u64,
+    /// Pages whose reads go on after it has stopped to wait for them; their bytes are counted.
+    pub lingering: usize,
     /// Pages it leases.
     pub pages: usize,
     /// Workers that owe it an end of copy.
@@ -26,6 +28,8 @@ pub struct SlotView {
     pub state: SlotState,
     /// Workers that may be reading it.
     pub readers: u32,
+    /// A write to the slower tier reads it.
+    pub writing: bool,
     /// Whose bytes.
     pub key: Option<PageKey>,
 }

@@ -41,6 +41,30 @@ impl Amount {
     }
 }
 
+/// An amount, or 0 for none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AmountOrNone(pub Option<Amount>);
+
+impl AmountOrNone {
+    /// Bytes, zero for none.
+    #[must_use]
+    pub fn of(self, whole_bytes: u64) -> u64 {
+        self.0.map_or(0, |amount| amount.of(whole_bytes))
+    }
+}
+
+impl FromStr for AmountOrNone {
+    type Err = AmountError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse() {
+            Ok(amount) => Ok(Self(Some(amount))),
+            Err(AmountError::Zero) => Ok(Self(None)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 impl FromStr for Amount {
     type Err = AmountError;
 

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::Amount;
+use crate::{Amount, AmountOrNone};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -70,6 +70,27 @@ pub struct Args {
     /// the query budget.
     #[arg(long, value_name = "SIZE")]
     pub query_instance_budget: Option<Amount>,
+
+    /// Most bytes of the reads that one query has under way: a size, or 0 for all of the query.
+    #[arg(long, value_name = "SIZE", default_value = "0")]
+    pub query_read_batch: AmountOrNone,
+
+    /// Batches of reads of one query; then it is answered with what has been read. 0 for no limit.
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    pub query_read_max_batches: u32,
+
+    /// A query is answered this long after it came, with what has been read. 0 for no limit but its own.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
+    pub query_read_timeout_ms: u32,
+
+    /// Payload of the memory tier, which stands behind the pool as a disk would: for tests and benchmarks.
+    /// 0 for none.
+    #[arg(long, value_name = "SIZE", default_value = "0", hide = true)]
+    pub memory_tier_size: AmountOrNone,
+
+    /// Time that each read and write of the memory tier takes.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 50, hide = true)]
+    pub memory_tier_delay_ms: u32,
 
     /// Bytes of one memory segment. Default: an eighth of the pool, 64 MiB at most.
     #[arg(long, value_name = "SIZE", hide = true)]

@@ -31,9 +31,10 @@ mod sessions;
 mod settings;
 mod snapshot;
 mod tally;
+mod tier;
 mod waker;
 
-pub use amount::{Amount, AmountError};
+pub use amount::{Amount, AmountError, AmountOrNone};
 pub use args::{Args, HttpAddress, LogFormat, LogLevel};
 pub use claim::{Claim, ClaimError};
 pub use configuration::{Configuration, FileError, FileProblem, Invocation, InvocationError, Origin};

@@ -112,7 +112,8 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
     };
     let boot = random_identity().map_err(failed("getrandom"))?;
     let pool_bytes = config.pool_bytes;
-    let parts = Parts { config, claim, listener, signals, admin: requests, waker, http, boot };
+    let tier = settings::tier(&configuration.args, &config);
+    let parts = Parts { config, tier, claim, listener, signals, admin: requests, waker, http, boot };
     let server = Server::new(parts)?;
     let ready = ReadyFile::write(args.ready_file.as_ref(), &socket, http)?;
     tracing::info!(

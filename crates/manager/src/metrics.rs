@@ -28,6 +28,7 @@ impl Collector for Scrape {
         self.pool(&mut page)?;
         self.query(&mut page)?;
         self.save_and_load(&mut page)?;
+        self.tier(&mut page)?;
         self.sessions(&mut page)?;
         self.shell(&mut page)
     }
@@ -66,9 +67,15 @@ impl Scrape {
         page.counter("queries", "Queries with a final answer", counters.queries)?;
         page.counter("query_budget_waits", "Queries that waited for budget", counters.budget_waits)?;
         page.counter("query_budget_bypasses", "Queries larger than their budget", counters.budget_bypasses)?;
-        page.counter("query_timeouts", "Waits for budget ended by time", counters.timed_out)?;
+        page.counter("query_timeouts", "Waits for budget or reads ended by time", counters.timed_out)?;
         page.counter("lease_expirations", "Leases that nobody handed out in time", counters.expired_leases)?;
-        let tiers = [("ram", counters.ram_pages), ("miss", counters.missed_pages)];
+        page.counter(
+            "query_coalesced_reads",
+            "Reads that one more query waited for",
+            counters.coalesced_reads,
+        )?;
+        let tiers =
+            [("ram", counters.ram_pages), ("memory", counters.tier_pages), ("miss", counters.missed_pages)];
         page.counters("tier_block_requests", "Pages asked for, by where they were found", "tier", tiers)
     }
 
@@ -87,6 +94,23 @@ impl Scrape {
         page.gauge("load_inflight_bytes", "Bytes that workers may be copying", status.load.inflight_bytes)?;
         page.counter("load_pages", "Pages handed to workers", counters.restored_pages)?;
         page.counter("load_bad_pages", "Restored pages that did not match", counters.bad_pages)
+    }
+
+    fn tier(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (Some(tier), counters) = (&self.0.status.tier, &self.0.counters) else {
+            return Ok(());
+        };
+        page.gauge("tier_pages", "Pages in the slower tier", tier.pages as u64)?;
+        page.gauge("tier_write_queue_pending", "Pages being written", tier.write_queue_pending as u64)?;
+        page.gauge("tier_read_queue_pending", "Pages being read", tier.read_queue_pending as u64)?;
+        page.counter("tier_write_pages", "Pages written", counters.written_pages)?;
+        page.counter("tier_write_drops", "Pages not written", counters.dropped_writes)?;
+        page.counter("tier_read_pages", "Pages read", counters.read_pages)?;
+        page.counter(
+            "tier_read_failures",
+            "Pages that could not be read or did not match",
+            counters.failed_reads,
+        )
     }
 
     fn sessions(&self, page: &mut Page<'_>) -> fmt::Result {

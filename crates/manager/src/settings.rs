@@ -3,10 +3,12 @@
 use crate::Amount;
 use crate::args::Args;
 use crate::configuration::{Configuration, flag};
+use crate::tier::TierSettings;
 use bytesize::ByteSize;
 use orbitkv_core::{Config, ConfigError};
 use orbitkv_shm::AvailableMemory;
 use std::path::PathBuf;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Least pool: room for some pages of the smallest models and of tests.
@@ -107,8 +109,20 @@ pub fn config(configuration: &Configuration, memory: AvailableMemory) -> Result<
         None => config.query_budget_bytes,
         Some(amount) => part(configuration, "query_instance_budget", amount, pool_bytes, whole)?,
     };
+    config.read_batch_bytes = args.query_read_batch.of(pool_bytes);
+    config.read_batches = args.query_read_max_batches;
+    config.read_timeout_ms = u64::from(args.query_read_timeout_ms);
+    config.tier = tier(args, &config).bytes > 0;
     config.check()?;
     Ok(config)
+}
+
+/// The memory tier, if there is one.
+pub(crate) fn tier(args: &Args, config: &Config) -> TierSettings {
+    TierSettings {
+        bytes: args.memory_tier_size.of(config.pool_bytes),
+        delay: Duration::from_millis(u64::from(args.memory_tier_delay_ms)),
+    }
 }
 
 /// Where engines connect, and what that was derived from if nobody said it.

@@ -30,6 +30,8 @@ pub(crate) struct Status {
     pub(crate) query: QueryStatus,
     pub(crate) save: SaveStatus,
     pub(crate) load: LoadStatus,
+    /// What stands behind the pool, if anything does.
+    pub(crate) tier: Option<TierStatus>,
     pub(crate) sessions: SessionStatus,
     pub(crate) instances: Vec<InstanceRow>,
     pub(crate) counters: CounterStatus,
@@ -84,6 +86,16 @@ pub(crate) struct LoadStatus {
     pub(crate) inflight_bytes: u64,
 }
 
+/// The slower tier.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct TierStatus {
+    /// Pages that it holds.
+    pub(crate) pages: usize,
+    /// Pages being written to it, and read from it.
+    pub(crate) write_queue_pending: usize,
+    pub(crate) read_queue_pending: usize,
+}
+
 /// Connections.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SessionStatus {
@@ -97,6 +109,7 @@ pub(crate) struct SessionStatus {
 pub(crate) struct CounterStatus {
     pub(crate) queries: u64,
     pub(crate) ram_pages: u64,
+    pub(crate) tier_pages: u64,
     pub(crate) missed_pages: u64,
     pub(crate) budget_waits: u64,
     pub(crate) budget_bypasses: u64,
@@ -112,6 +125,11 @@ pub(crate) struct CounterStatus {
     pub(crate) evicted_pages: u64,
     pub(crate) dropped_pages: u64,
     pub(crate) quarantined_slots: u64,
+    pub(crate) read_pages: u64,
+    pub(crate) failed_reads: u64,
+    pub(crate) coalesced_reads: u64,
+    pub(crate) written_pages: u64,
+    pub(crate) dropped_writes: u64,
     pub(crate) refusals: u64,
 }
 
@@ -121,6 +139,7 @@ impl From<&Counters> for CounterStatus {
         let Counters {
             queries,
             ram_pages,
+            tier_pages,
             missed_pages,
             budget_waits,
             budget_bypasses,
@@ -136,11 +155,17 @@ impl From<&Counters> for CounterStatus {
             evicted_pages,
             dropped_pages,
             quarantined_slots,
+            read_pages,
+            failed_reads,
+            coalesced_reads,
+            written_pages,
+            dropped_writes,
             refusals,
         } = *c;
         Self {
             queries,
             ram_pages,
+            tier_pages,
             missed_pages,
             budget_waits,
             budget_bypasses,
@@ -156,6 +181,11 @@ impl From<&Counters> for CounterStatus {
             evicted_pages,
             dropped_pages,
             quarantined_slots,
+            read_pages,
+            failed_reads,
+            coalesced_reads,
+            written_pages,
+            dropped_writes,
             refusals,
         }
     }

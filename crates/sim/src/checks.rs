@@ -28,6 +28,7 @@ impl World {
         });
         let idle = |client: &crate::engine::Client| client.desk.iter().all(|desk| desk.asks.is_empty());
         up && self.copies.is_empty()
+            && self.disk.idle()
             && self.clients.iter().all(|client| !self.processes[client.process].alive || idle(client))
             && self.core.operations().next().is_none()
             && self.core.saves() == 0
@@ -62,6 +63,11 @@ impl World {
             let bytes = ledger.account_bytes(account);
             ensure(bytes == 0, Checker::Ledger, || format!("{bytes} bytes are left {}", account.name()))?;
         }
+        // One extent a shard of what the core knows to be stored, and nothing that nobody knows of.
+        let extents = self.model.stored_parts();
+        ensure(self.disk.len() == extents, Checker::Ledger, || {
+            format!("the disk holds {} extents, {extents} are known", self.disk.len())
+        })?;
         let held = self.core.slots().find(|s| s.readers > 0);
         ensure(held.is_none(), Checker::Custody, || format!("nobody copies, but {held:?}"))?;
         let alive = self.sessions.values().filter(|s| s.link.is_some()).count();

@@ -79,6 +79,18 @@ impl World {
                 let message = ToClient::Segment { segment: segment.0, slot_bytes: 0, bytes: STRIPES as u64 };
                 self.send_to(session, (0, 0), &message)
             }
+            Effect::Write { slot, key, crc, .. } => {
+                self.begin_write(slot, key, crc);
+                Ok(())
+            }
+            Effect::Read { slot, extent, crc, .. } => {
+                self.begin_read(slot, extent, crc);
+                Ok(())
+            }
+            Effect::Erase { extent } => {
+                self.disk.erase(extent);
+                Ok(())
+            }
             Effect::DropSegment { segment } => {
                 self.memory.unmap(segment.0);
                 let used = self.core.slots().any(|s| s.slot.segment == segment);

@@ -124,6 +124,9 @@ impl World {
             let process = self.clients[member].process;
             self.processes[process].stopped_until_us = self.now_us + self.rng.below(600_000);
         }
+        if self.rng.chance(faults.disk_rot) {
+            self.disk_rots()?;
+        }
         if self.rng.chance(faults.rot) {
             self.rot();
         }

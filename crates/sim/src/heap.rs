@@ -1,6 +1,7 @@
 //! What is going to happen, in order of time and then of cause.
 
 use crate::engine::WorkTicket;
+use orbitkv_core::SlotRef;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
@@ -32,6 +33,10 @@ pub(crate) enum Happening {
     Told { client: usize, session: u64, operation: u64, rank: u16, restored: bool },
     /// A copy moves one stripe of one page.
     Beat { copy: u64 },
+    /// A write to the slower tier ends.
+    Written { slot: SlotRef },
+    /// A read from the slower tier ends.
+    ReadEnds { slot: SlotRef },
     /// A segment is populated, or cannot be.
     Grown { segment: u32, works: bool },
 }
@@ -52,6 +57,8 @@ impl Happening {
             Self::Dispatch { client, .. } => 10 + 16 * *client as u64,
             Self::Told { client, .. } => 11 + 16 * *client as u64,
             Self::Beat { copy } => 12 + 16 * copy,
+            Self::Written { slot } => 14 + 16 * u64::from(slot.index),
+            Self::ReadEnds { slot } => 15 + 16 * u64::from(slot.index),
             Self::Grown { segment, .. } => 13 + 16 * u64::from(*segment),
         }
     }

@@ -9,6 +9,7 @@ mod checks;
 mod client;
 mod content;
 mod copies;
+mod disk;
 mod effects;
 mod engine;
 mod exam;

@@ -46,6 +46,10 @@ pub(crate) struct Faults {
     pub(crate) lost_reply: u64,
     /// Percent of segments that cannot be had.
     pub(crate) growth: u64,
+    /// Percent of writes and reads of the slower tier that fail.
+    pub(crate) disk: u64,
+    /// Percent of turns in which something happens to what is stored there.
+    pub(crate) disk_rot: u64,
     /// Percent of turns in which a bit rots.
     pub(crate) rot: u64,
     /// Percent of turns in which a stranger or an older epoch says hello.
@@ -87,6 +91,8 @@ pub(crate) struct Plan {
     pub(crate) slow_copies: u64,
     /// Longest growth of a segment.
     pub(crate) grow_us: u64,
+    /// Longest read or write of the slower tier.
+    pub(crate) disk_us: u64,
     /// Percent of queries with a deadline of their own.
     pub(crate) deadlines: u64,
     /// Frames are cut into pieces of random size.
@@ -115,6 +121,7 @@ impl Plan {
             slow_beat_us: fast * rng.range(4, 60),
             slow_copies: if rng.chance(70) { rng.range(5, 40) } else { 0 },
             grow_us: rng.range(100, 80_000),
+            disk_us: if rng.chance(50) { rng.range(50, 5_000) } else { rng.range(5_000, 400_000) },
             deadlines: rng.below(80),
             chunked: rng.chance(25),
             weights: std::array::from_fn(|_| rng.range(1, 8)),
@@ -197,6 +204,11 @@ fn config(
         operations: usize::try_from(rng.range(4, 48)).unwrap_or(4),
         sessions: 64,
         hashes_per_request: 64,
+        tier: rng.chance(65),
+        tier_writes: usize::try_from(rng.range(1, 12)).unwrap_or(1),
+        read_batch_bytes: if rng.chance(50) { 0 } else { slot_max * rng.range(1, 6) },
+        read_batches: if rng.chance(70) { 0 } else { u32::try_from(rng.range(1, 3)).unwrap_or(1) },
+        read_timeout_ms: if rng.chance(70) { 0 } else { rng.range(5, 300) },
         operation_lifetime_ms: rng.range(50, 2_000),
         lease_ttl_ms: rng.range(20, 1_500),
         filling_percent: rng.range(10, 100),
@@ -214,6 +226,8 @@ impl Faults {
             stop: some(rng, 4),
             lost_reply: some(rng, 15),
             growth: some(rng, 40),
+            disk: some(rng, 20),
+            disk_rot: some(rng, 8),
             rot: some(rng, 5),
             hello: some(rng, 5),
             admin: some(rng, 3),

@@ -1,6 +1,7 @@
 //! A world of one seed: a clock, a heap of events, the core, and everybody around it.
 
 use crate::content::Memory;
+use crate::disk::Disk;
 use crate::engine::{Client, Copy, Engine, Process};
 use crate::failure::{Checked, Checker, Failure, fail};
 use crate::heap::{Happening, Heap};
@@ -74,6 +75,7 @@ pub(crate) struct World {
     pub(crate) core: Core,
     pub(crate) model: Model,
     pub(crate) memory: Memory,
+    pub(crate) disk: Disk,
     /// Slots in which a bit has rotted.
     pub(crate) rotten: BTreeSet<SlotRef>,
     pub(crate) engines: Vec<Engine>,
@@ -116,6 +118,7 @@ impl World {
             heap: Heap::default(),
             stage: Stage::Faulty,
             memory: Memory::default(),
+            disk: Disk::default(),
             rotten: BTreeSet::new(),
             engines: Vec::new(),
             processes: Vec::new(),
@@ -207,6 +210,8 @@ impl World {
                 Ok(())
             }
             Happening::Beat { copy } => self.beat(copy),
+            Happening::Written { slot } => self.write_ends(slot),
+            Happening::ReadEnds { slot } => self.read_ends(slot),
             Happening::Grown { segment, works } => self.grown(segment, works),
         }
     }

@@ -4,7 +4,8 @@ use super::Core;
 use crate::index::PageId;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
-use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, Phase, Ticket, Trigger};
+use crate::operation::Operation;
+use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, PageKey, Phase, Ticket, Trigger};
 use std::collections::BTreeSet;
 
 /// What the budgets say to a number of bytes.
@@ -18,6 +19,14 @@ enum Fit {
     Never,
 }
 
+/// What of a demand can be had.
+struct Hits {
+    /// Its first pages, as far as they are in DRAM.
+    resident: Vec<PageId>,
+    /// Pages in all, with those that must be read.
+    len: usize,
+}
+
 impl Core {
     /// First look at a new demand: answered now, or queued.
     pub(super) fn admit_new(&mut self, ticket: Ticket, shape: Shape, effects: &mut Vec<Effect>) {
@@ -25,21 +34,45 @@ impl Core {
             return;
         };
         let (instance, asked) = (op.instance, (op.group, op.hashes.len()));
-        let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
-        let hits = self.index.prefix(Self::keys(op), most);
-        if hits.is_empty() {
+        let hits = self.survey(op, shape);
+        if hits.len == 0 {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Absent, effects);
         }
-        let bytes = shape.page_bytes() * hits.len() as u64;
-        match self.fit(instance, bytes) {
+        match self.fit(instance, shape.page_bytes() * hits.len as u64) {
             Fit::Now if self.queue.is_empty() => {
                 self.mark(Mark::AdmittedAtOnce);
-                self.lease(ticket, shape, hits, effects);
+                self.admit(ticket, hits, effects);
+                if self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Preparing) {
+                    self.push_state(ticket, effects);
+                }
             }
             Fit::Never => self.bypass(ticket, shape, (hits, asked), effects),
             Fit::Now | Fit::Later { .. } => self.enqueue(ticket, effects),
         }
+    }
+
+    /// The longest prefix that can be had: from DRAM, or by reads.
+    fn survey(&self, op: &Operation, shape: Shape) -> Hits {
+        let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
+        let resident = self.index.prefix(Self::keys(op), most);
+        let known = |key: &PageKey| {
+            self.stored.contains(key)
+                || self.index.reading.contains_key(key)
+                || self.index.sealed(key).is_some()
+        };
+        let len = match self.stored.len() + self.reads.len() {
+            0 => resident.len(),
+            _ => {
+                let rest = Self::keys(op).take(most).skip(resident.len());
+                resident.len() + rest.take_while(known).count()
+            }
+        };
+        Hits { resident, len }
+    }
+
+    pub(super) fn shape_for(&self, op: &Operation) -> Option<Shape> {
+        self.instances.get(&op.instance)?.shape(op.group)
     }
 
     fn fit(&self, instance: InstanceId, bytes: u64) -> Fit {
@@ -57,7 +90,7 @@ impl Core {
         &mut self,
         ticket: Ticket,
         shape: Shape,
-        (mut hits, asked): (Vec<PageId>, (GroupId, usize)),
+        (mut hits, asked): (Hits, (GroupId, usize)),
         effects: &mut Vec<Effect>,
     ) {
         self.counters.budget_bypasses += 1;
@@ -73,8 +106,9 @@ impl Core {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Budget, effects);
         }
-        hits.truncate(usize::try_from(pages).unwrap_or(usize::MAX));
-        self.lease(ticket, shape, hits, effects);
+        hits.len = hits.len.min(usize::try_from(pages).unwrap_or(usize::MAX));
+        hits.resident.truncate(hits.len);
+        self.admit(ticket, hits, effects);
     }
 
     fn enqueue(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
@@ -106,22 +140,21 @@ impl Core {
             if blocked.contains(&instance) {
                 continue;
             }
-            let Some(shape) = self.instances.get(&instance).and_then(|i| i.shape(group)) else {
+            let Some(shape) = self.shape_for(op) else {
                 continue;
             };
-            let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
-            let hits = self.index.prefix(Self::keys(op), most);
-            if hits.is_empty() {
+            let hits = self.survey(op, shape);
+            if hits.len == 0 {
                 self.leave_queue(ticket);
                 self.drop_operation(ticket);
                 self.push_miss(ticket, asked, MissReason::Absent, effects);
                 continue;
             }
-            match self.fit(instance, shape.page_bytes() * hits.len() as u64) {
+            match self.fit(instance, shape.page_bytes() * hits.len as u64) {
                 Fit::Now => {
                     self.mark(Mark::AdmittedLater);
                     self.leave_queue(ticket);
-                    self.lease(ticket, shape, hits, effects);
+                    self.admit(ticket, hits, effects);
                 }
                 Fit::Later { instance_only: true } => {
                     // Small demands behind it would keep its instance's budget used up for ever.
@@ -146,36 +179,49 @@ impl Core {
         }
     }
 
-    /// Reserves the bytes, leases the pages, a sealed prefix of the demand, and answers.
-    fn lease(&mut self, ticket: Ticket, shape: Shape, pages: Vec<PageId>, effects: &mut Vec<Effect>) {
-        let Some(op) = self.operations.get(&ticket) else {
+    /// Reserves the bytes and leases the pages. Answers at once if all of them are in DRAM.
+    fn admit(&mut self, ticket: Ticket, hits: Hits, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
-        let bytes = shape.page_bytes() * pages.len() as u64;
+        let bytes = op.page_bytes * hits.len as u64;
+        let instance = op.instance;
+        op.charge = Some((Account::Preparing, bytes));
         self.move_phase(ticket, Trigger::Admit);
         self.ledger.transfer(Side::Free, Side::Held(instance, Account::Preparing), bytes);
-        // Every page of the answer is in DRAM already; a slower tier would read the others here.
-        self.ledger.transfer(
-            Side::Held(instance, Account::Preparing),
-            Side::Held(instance, Account::Ready),
-            bytes,
-        );
-        self.move_phase(ticket, Trigger::Lease);
-        for page in pages.iter().rev() {
+        if hits.resident.len() < hits.len {
+            return self.begin_loading(ticket, hits.len, effects);
+        }
+        for page in hits.resident.iter().rev() {
             self.take_lease(*page);
         }
-        self.counters.answer(group, asked, pages.len());
+        self.hand_over(ticket, hits.resident, 0, effects);
+    }
+
+    /// All pages are leased and here, `read` of them by a read: answers.
+    pub(super) fn hand_over(
+        &mut self,
+        ticket: Ticket,
+        pages: Vec<PageId>,
+        read: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.move_phase(ticket, Trigger::Lease);
         let expires_at = self.now.plus_ms(self.config.lease_ttl_ms);
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
+        let bytes = op.page_bytes * pages.len() as u64;
+        let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
+        self.counters.answer(group, asked, (pages.len() - read, read));
         op.charge = Some((Account::Ready, bytes));
         op.pages = pages;
         op.hashes = Vec::new();
         let before = std::mem::replace(&mut op.expires_at, expires_at);
         self.timers.remove(&(before, ticket));
         self.timers.insert((expires_at, ticket));
+        let (from, to) = (Side::Held(instance, Account::Preparing), Side::Held(instance, Account::Ready));
+        self.ledger.transfer(from, to, bytes);
         self.push_state(ticket, effects);
     }
 

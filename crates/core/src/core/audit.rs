@@ -2,9 +2,10 @@
 
 use super::Core;
 use crate::index::{Page, PageState};
+use crate::operation::Operation;
 use crate::policy::Policy;
-use crate::slots::SlotState;
-use crate::{Micros, Phase};
+use crate::slots::{Slot, SlotState};
+use crate::{Micros, Phase, Ticket};
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
 
@@ -25,11 +26,15 @@ impl Core {
         self.audit_memory()?;
         self.audit_pages()?;
         self.audit_custody()?;
+        self.audit_tier()?;
         self.audit_queue()
     }
 
     fn audit_ledger(&self) -> Finding {
-        let charged: u64 = self.operations.values().filter_map(|op| op.charge).map(|(_, b)| b).sum();
+        let owned = |op: &Operation| {
+            op.charge.map_or(0, |(_, bytes)| bytes) + op.page_bytes * u64::from(op.lingering)
+        };
+        let charged: u64 = self.operations.values().map(owned).sum();
         let reserved = self.ledger.reserved_bytes();
         ensure(self.ledger.balanced(), || "ledger accounts do not add up".into())?;
         ensure(charged == reserved, || format!("operations own {charged} bytes, the ledger {reserved}"))?;
@@ -63,11 +68,18 @@ impl Core {
 
     fn audit_pages(&self) -> Finding {
         let mut leases: BTreeMap<_, u32> = BTreeMap::new();
-        for page in self.operations.values().flat_map(|op| &op.pages) {
-            *leases.entry(*page).or_default() += 1;
+        let planned = |op: &'_ Operation| {
+            op.loading.iter().flat_map(|l| &l.plan).filter_map(|p| p.page()).collect::<Vec<_>>()
+        };
+        for page in self.operations.values().flat_map(|op| op.pages.iter().copied().chain(planned(op))) {
+            *leases.entry(page).or_default() += 1;
         }
         let mut children: HashMap<_, u32> = HashMap::new();
-        let linked = self.index.pages.values().filter(|page| page.state != PageState::Condemned);
+        let linked = self
+            .index
+            .pages
+            .values()
+            .filter(|page| !matches!(page.state, PageState::Condemned | PageState::Spare));
         for parent in linked.filter_map(Page::parent) {
             *children.entry(parent).or_default() += 1;
         }
@@ -132,6 +144,47 @@ impl Core {
             ensure(session.writing == w && session.owing == o, || format!("{id:?} miscounts its custody"))?;
         }
         ensure(writing.is_empty() && owing.is_empty(), || "custody of a forgotten session".into())
+    }
+
+    /// Reads and writes of the slower tier, and who waits or pays for them.
+    fn audit_tier(&self) -> Finding {
+        let in_state = |id, of: &dyn Fn(&Slot) -> bool| {
+            let parts = self.index.pages.get(id).map_or(&[][..], |page: &Page| &page.parts);
+            parts.iter().flatten().filter_map(|p| self.slots.get(p.slot)).filter(|s| of(s)).count()
+        };
+        let mut waiting: BTreeMap<Ticket, usize> = BTreeMap::new();
+        let mut lingering: BTreeMap<Ticket, usize> = BTreeMap::new();
+        for (&id, reading) in &self.reads {
+            let slots = in_state(id, &|slot| slot.state == SlotState::Reading);
+            ensure(slots == reading.pending, || {
+                format!("{id:?} waits for {} reads, has {slots}", reading.pending)
+            })?;
+            reading.waiters.iter().for_each(|ticket| *waiting.entry(*ticket).or_default() += 1);
+            reading.lingerers.iter().for_each(|ticket| *lingering.entry(*ticket).or_default() += 1);
+        }
+        for (ticket, op) in &self.operations {
+            let (waits, lingers) =
+                (waiting.remove(ticket).unwrap_or(0), lingering.remove(ticket).unwrap_or(0));
+            let pending = op.loading.as_ref().map_or(0, |loading| loading.pending);
+            ensure(pending == waits, || format!("{ticket:?} counts {pending} reads, waits for {waits}"))?;
+            ensure(op.lingering as usize == lingers, || {
+                format!("{ticket:?} does not pay for {lingers} reads")
+            })?;
+        }
+        ensure(waiting.is_empty() && lingering.is_empty(), || "a read for an operation that is over".into())?;
+        let reading = self.index.pages.iter().filter(|(_, page)| page.state == PageState::Reading);
+        for (id, page) in reading {
+            let known = self.index.reading.get(&page.key) == Some(&id) && self.reads.contains_key(&id);
+            ensure(known, || format!("nobody reads {:?}", page.key))?;
+        }
+        for (id, page) in &self.index.pages {
+            let slots = in_state(id, &|slot| slot.writing);
+            let writes = self.writes.contains_key(&id);
+            ensure((slots > 0, page.writing) == (writes, writes), || {
+                format!("{:?} is written: {writes}, {slots} slots say so", page.key)
+            })?;
+        }
+        Ok(())
     }
 
     fn audit_queue(&self) -> Finding {

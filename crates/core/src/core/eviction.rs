@@ -122,7 +122,7 @@ impl Core {
                 let id = slot.page?;
                 let page = self.index.pages.get(id)?;
                 let sealed = self.index.sealed(&page.key) == Some(id);
-                if !sealed || page.leases > 0 || slot.readers > 0 {
+                if !sealed || page.leases > 0 || page.writing || slot.readers > 0 {
                     return None;
                 }
                 pages.push(id);
@@ -145,7 +145,7 @@ impl Core {
         };
         for part in page.parts.iter().flatten() {
             if let Some(slot) = self.slots.get_mut(part.slot) {
-                slot.readers = 0;
+                (slot.readers, slot.writing) = (0, false);
                 slot.state = SlotState::Resident;
             }
             self.slots.free(part.slot);

@@ -134,7 +134,7 @@ impl Core {
             return false;
         };
         let owed = op.owing.swap_remove(place);
-        let over = op.phase == Phase::Draining && op.owing.is_empty();
+        let over = op.phase == Phase::Draining && op.owing.is_empty() && op.lingering == 0;
         self.count_readers(ticket, owed, -1);
         if let Some(session) = self.sessions.get_mut(&worker) {
             session.owing -= 1;

@@ -77,15 +77,21 @@ impl Core {
                 effects.push(Effect::ShareSegment { segment, session });
             }
         }
+        self.retry_starved(effects);
         None
     }
 
-    pub(super) fn segment_failed(&mut self, segment: SegmentId) -> Option<Outcome> {
+    pub(super) fn segment_failed(
+        &mut self,
+        segment: SegmentId,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Outcome> {
         let grows = self.slots.segments.get(&segment).is_some_and(|s| !s.ready);
         if grows {
             self.mark(Mark::SegmentFailed);
             self.grow_after = self.now.plus_ms(GROW_REST_MS);
             self.drop_segment(segment);
+            self.retry_starved(effects);
         }
         None
     }

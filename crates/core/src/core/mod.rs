@@ -7,26 +7,32 @@ mod leases;
 mod memory;
 mod pages;
 mod queries;
+mod reads;
 mod saves;
 mod sessions;
+mod tier;
 mod timers;
 mod views;
 mod writers;
 
-use crate::index::Index;
+use crate::index::{Index, PageId};
 use crate::instance::Instance;
 use crate::ledger::Ledger;
+use crate::loading::Reading;
 use crate::marks::Marks;
 use crate::operation::Operation;
 use crate::policy::LeafLru;
 use crate::save::Save;
 use crate::session::Session;
 use crate::slots::Slots;
+use crate::stored::Stored;
 use crate::{
     ClientId, Config, ConfigError, Counters, Effect, Event, InstanceId, Mark, Micros, NamespaceDigest,
     NamespaceId, OperationId, Plant, Refusal, Revision, SessionId, Ticket,
 };
+use hashbrown::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
+use tier::WriteBehind;
 
 /// Everything the cache manager knows. See the crate documentation.
 #[derive(Debug)]
@@ -49,6 +55,14 @@ pub struct Core {
     index: Index,
     slots: Slots,
     policy: LeafLru,
+    /// The index of the slower tier.
+    stored: Stored,
+    /// Pages being written to it.
+    writes: HashMap<PageId, WriteBehind>,
+    /// Pages being read from it.
+    reads: HashMap<PageId, Reading>,
+    /// Demands whose next read waits for memory.
+    starved: BTreeSet<Ticket>,
     /// Bytes of slots that are granted and not committed.
     filling_bytes: u64,
     /// Grows with every use of a page.
@@ -85,6 +99,10 @@ impl Core {
             index: Index::default(),
             slots: Slots::default(),
             policy: LeafLru::default(),
+            stored: Stored::default(),
+            writes: HashMap::new(),
+            reads: HashMap::new(),
+            starved: BTreeSet::new(),
             filling_bytes: 0,
             clock: 0,
             grow_after: Micros::default(),
@@ -103,7 +121,7 @@ impl Core {
             self.counters.refusals += 1;
             effects.push(Effect::Refused { session, operation, refusal });
         }
-        if std::mem::take(&mut self.wake) {
+        while std::mem::take(&mut self.wake) {
             self.admit_waiting(effects);
         }
     }
@@ -118,7 +136,10 @@ impl Core {
             Event::SessionGone { session, evidence } => self.gone(session, evidence, effects),
             Event::DropUnleased => self.drop_unleased(),
             Event::SegmentReady { segment } => self.segment_ready(segment, effects),
-            Event::SegmentFailed { segment } => self.segment_failed(segment),
+            Event::SegmentFailed { segment } => self.segment_failed(segment, effects),
+            Event::Written { slot, extent } => self.written(slot, extent, effects),
+            Event::ReadDone { slot, good } => self.read_done(slot, good, effects),
+            Event::ExtentLost { key, extent } => self.extent_lost(&key, extent, effects),
             Event::Tick => None,
             Event::Query { session, operation, revision, .. }
             | Event::Restore { session, operation, revision }
@@ -156,11 +177,11 @@ impl Core {
             Event::Attest { session, passed } => self.attest(session, passed, effects),
             Event::CopyDone { session, ticket } => self.copy_done(session, ticket),
             Event::BadPage { session, slot } => self.bad_page(session, slot),
-            Event::Commit { session, slot, hash, crc } => self.commit(session, slot, hash, crc),
+            Event::Commit { session, slot, hash, crc } => self.commit(session, slot, hash, crc, effects),
             Event::Abort { session, slot } => self.abort(session, slot),
             Event::Fenced { session, scheduler } => self.fenced(session, scheduler),
-            Event::Forget { session, group, hashes } => self.forget(session, group, hashes),
-            Event::Reset { session } => self.reset(session),
+            Event::Forget { session, group, hashes } => self.forget(session, group, hashes, effects),
+            Event::Reset { session } => self.reset(session, effects),
             _ => Ok(()),
         }
     }

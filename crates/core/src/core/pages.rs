@@ -4,14 +4,14 @@ use super::{Core, Outcome};
 use crate::index::{Page, PageId, PageState};
 use crate::policy::{Policy, Pool, Victim};
 use crate::slots::SlotState;
-use crate::{BlockHash, GroupId, Mark, PageKey, Refusal, SessionId, SlotRef};
+use crate::{BlockHash, Effect, GroupId, Mark, PageKey, Plant, Refusal, SessionId, SlotRef};
 use hashbrown::hash_map::Entry;
 
 impl Core {
     /// The page as a candidate for eviction, if it is one.
     pub(super) fn candidate(&self, id: PageId) -> Option<Victim> {
         let page = self.index.pages.get(id)?;
-        if page.state != PageState::Sealed || page.leases > 0 || page.children > 0 {
+        if page.state != PageState::Sealed || page.leases > 0 || page.children > 0 || page.writing {
             return None;
         }
         self.as_victim(id, page)
@@ -25,13 +25,13 @@ impl Core {
     }
 
     /// Puts the page before or behind the policy's door, as its state says.
-    fn reconsider(&mut self, id: PageId) {
+    pub(super) fn reconsider(&mut self, id: PageId) {
         if let Some(victim) = self.candidate(id) {
             self.policy.add(victim);
         }
     }
 
-    fn withdraw(&mut self, id: PageId) {
+    pub(super) fn withdraw(&mut self, id: PageId) {
         if let Some(victim) = self.candidate(id) {
             self.policy.remove(victim);
         }
@@ -70,7 +70,7 @@ impl Core {
         let Some(page) = self.index.pages.get(id) else {
             return;
         };
-        let (key, depth) = (page.key, page.depth);
+        let key = page.key;
         if self.index.sealed(&key).is_some() {
             self.mark(Mark::DuplicateCommit);
             self.counters.duplicate_pages += 1;
@@ -78,8 +78,28 @@ impl Core {
         }
         self.mark(Mark::Sealed);
         self.counters.committed_pages += u64::from(key.group != GroupId::PROBE);
-        self.clock += 1;
         self.remove_pending(id);
+        self.publish(id);
+    }
+
+    /// A page that was read when somebody had just saved it: leased by whoever waited, seen by nobody else.
+    pub(super) fn spare(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        page.state = PageState::Spare;
+        if let Some(parent) = page.parent() {
+            self.unlink(parent);
+        }
+    }
+
+    /// Puts a whole page into the index, in which its key is not.
+    pub(super) fn publish(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get(id) else {
+            return;
+        };
+        let (key, depth) = (page.key, page.depth);
+        self.clock += 1;
         self.index.publish(id);
         let children = self.index.orphans.remove(&(key, depth)).unwrap_or(0);
         if children > 0 {
@@ -128,7 +148,10 @@ impl Core {
         let Some(page) = self.index.pages.get(id) else {
             return;
         };
-        let place = (page.saver.instance, page.key);
+        let Some(saver) = page.saver else {
+            return;
+        };
+        let place = (saver.instance, page.key);
         if self.index.pending.get(&place) == Some(&id) {
             self.index.pending.remove(&place);
         }
@@ -147,9 +170,14 @@ impl Core {
         let children = std::mem::take(&mut page.children);
         match was {
             PageState::Condemned => return,
+            // It has left the chain already.
+            PageState::Spare => return self.free_condemned(id),
             // Complete, but somebody was faster: a duplicate, counted as such.
             PageState::Filling if complete => {}
             PageState::Filling => self.counters.aborted_pages += u64::from(key.group != GroupId::PROBE),
+            PageState::Reading => {
+                self.index.reading.remove(&key);
+            }
             PageState::Sealed => {
                 self.index.hide(id);
                 if children > 0 {
@@ -171,16 +199,17 @@ impl Core {
         let Some(page) = self.index.pages.get_mut(id) else {
             return;
         };
-        if page.state != PageState::Condemned || page.leases > 0 {
+        if !matches!(page.state, PageState::Condemned | PageState::Spare) || page.leases > 0 {
             return;
         }
         for part in &mut page.parts {
             let Some(at) = part.map(|p| p.slot) else {
                 continue;
             };
-            let untouched = self.slots.get(at).is_some_and(|s| {
-                s.readers == 0 && !matches!(s.state, SlotState::Filling(_) | SlotState::Quarantined(_))
-            });
+            let untouched = self
+                .slots
+                .get(at)
+                .is_some_and(|s| s.readers == 0 && !s.writing && matches!(s.state, SlotState::Resident));
             if untouched {
                 self.slots.free(at);
                 *part = None;
@@ -197,11 +226,9 @@ impl Core {
         let Some(id) = self.slots.get(at).and_then(|s| s.page) else {
             return Ok(());
         };
-        let sealed = self
-            .index
-            .pages
-            .get(id)
-            .is_some_and(|p| p.key.namespace == namespace && p.state == PageState::Sealed);
+        let sealed = self.index.pages.get(id).is_some_and(|p| {
+            p.key.namespace == namespace && matches!(p.state, PageState::Sealed | PageState::Spare)
+        });
         if sealed {
             self.mark(Mark::BadPage);
             self.counters.bad_pages += 1;
@@ -215,28 +242,37 @@ impl Core {
         session: SessionId,
         group: GroupId,
         hashes: &[BlockHash],
+        effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let namespace = self.namespace_of(session)?;
         self.check_count(hashes.len())?;
         for &hash in hashes {
-            if let Some(id) = self.index.sealed(&PageKey { namespace, group, hash }) {
-                self.counters.dropped_pages += u64::from(group != GroupId::PROBE);
+            let key = PageKey { namespace, group, hash };
+            let resident = [self.index.sealed(&key), self.index.reading.get(&key).copied()];
+            let mut known = self.unstore(&key, effects);
+            for id in resident.into_iter().flatten() {
+                known = true;
                 self.condemn(id);
             }
+            self.counters.dropped_pages += u64::from(known && group != GroupId::PROBE);
         }
         Ok(())
     }
 
     /// Pages being saved count too: their bytes were computed before the reset.
-    pub(super) fn reset(&mut self, session: SessionId) -> Result<(), Refusal> {
+    pub(super) fn reset(&mut self, session: SessionId, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         let namespace = self.namespace_of(session)?;
         self.mark(Mark::Reset);
         self.condemn_all(|page| page.key.namespace == namespace);
+        if !self.planted(Plant::KeepStored) {
+            let stored = self.stored.remove_namespace(namespace);
+            self.erase(stored, effects);
+        }
         Ok(())
     }
 
     pub(super) fn drop_unleased(&mut self) -> Option<Outcome> {
-        self.condemn_all(|page| page.state == PageState::Sealed && page.leases == 0);
+        self.condemn_all(|page| page.state == PageState::Sealed && page.leases == 0 && !page.writing);
         None
     }
 

@@ -129,7 +129,9 @@ impl Core {
             self.mark(Mark::LimitMiss);
             return self.push_miss(ticket, (demand.group, asked), MissReason::Limit, effects);
         }
-        let deadline = demand.deadline_ms.map(|ms| self.now.plus_ms(u64::from(ms)));
+        let timeout_ms = (self.config.read_timeout_ms > 0).then_some(self.config.read_timeout_ms);
+        let asked_ms = demand.deadline_ms.map(u64::from).into_iter().chain(timeout_ms).min();
+        let deadline = asked_ms.map(|ms| self.now.plus_ms(ms));
         let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
         let expires_at = deadline.unwrap_or(lifetime).min(lifetime);
         let operation = Operation {
@@ -140,6 +142,9 @@ impl Core {
             digest: demand_digest(demand),
             hashes: demand.hashes.to_vec(),
             pages: Vec::new(),
+            loading: None,
+            lingering: 0,
+            page_bytes: shape.page_bytes(),
             charge: None,
             expires_at,
             queued: None,
@@ -175,7 +180,7 @@ impl Core {
         reason: MissReason,
         effects: &mut Vec<Effect>,
     ) {
-        self.counters.answer(group, asked, 0);
+        self.counters.answer(group, asked, (0, 0));
         effects.push(outcome(ticket, OperationOutcome::Miss(reason)));
     }
 
@@ -233,7 +238,10 @@ impl Core {
         if op.phase == Phase::Draining {
             return;
         }
-        let copying = !op.owing.is_empty();
+        if op.loading.is_some() {
+            return self.end_preparing(ticket);
+        }
+        let (copying, lingering) = (!op.owing.is_empty(), op.lingering > 0);
         let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
         self.timers.remove(&(expiry, ticket));
         if let Some((deadline, arrival)) = op.queued.take() {
@@ -244,7 +252,7 @@ impl Core {
         if copying {
             self.mark(Mark::CancelDuringCopy);
         }
-        if !copying || self.planted(Plant::FreeOnCancel) {
+        if !(copying || lingering) || (copying && self.planted(Plant::FreeOnCancel)) {
             self.finish(ticket);
         }
     }

@@ -155,7 +155,7 @@ impl Core {
             self.touch(page);
             return Grant::Exists;
         }
-        if self.index.pending.contains_key(&(target.instance, key)) {
+        if self.index.pending.contains_key(&(target.instance, key)) || self.index.reading.contains_key(&key) {
             self.mark(Mark::ReservePending);
             return Grant::Exists;
         }
@@ -213,16 +213,18 @@ impl Core {
             state: PageState::Filling,
             parts: Parts::new(),
             committed: 0,
+            writing: false,
             parent_hash,
             depth,
+            payload_bytes: target.shape.payload_bytes,
             children: 0,
             leases: 0,
             last_use: 0,
-            saver,
+            saver: Some(saver),
         });
         let mut parts = Vec::with_capacity(writers.len());
         for &(class, writer) in writers {
-            let Some(slot) = self.slots.take(class, id, writer) else {
+            let Some(slot) = self.slots.take(class, id, SlotState::Filling(writer)) else {
                 break;
             };
             self.filling_bytes += class.slot_bytes;
@@ -274,6 +276,7 @@ impl Core {
         at: SlotRef,
         hash: BlockHash,
         crc: u64,
+        effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         self.session(session)?;
         let held = self.slots.get(at).filter(|s| s.state == SlotState::Filling(session));
@@ -298,9 +301,13 @@ impl Core {
                 self.mark(Mark::CommitCondemned);
                 self.free_condemned(id);
             }
-            (PageState::Filling, true) => self.seal(id),
+            (PageState::Filling, true) => {
+                self.seal(id);
+                self.write_behind(id, effects);
+            }
             (PageState::Filling, false) => self.mark(Mark::PartlySealed),
-            (PageState::Sealed, _) => {}
+            // Sealed before its commit: a planted defect.
+            (PageState::Sealed | PageState::Reading | PageState::Spare, _) => {}
         }
         Ok(())
     }
@@ -314,7 +321,7 @@ impl Core {
         let (SlotState::Filling(writer), Some(id)) = (slot.state, slot.page) else {
             return Err(Refusal::NotInCustody);
         };
-        let owner = self.index.pages.get(id).map(|p| p.saver.session);
+        let owner = self.index.pages.get(id).and_then(|p| p.saver).map(|saver| saver.session);
         if session != writer && Some(session) != owner {
             return Err(Refusal::NotInCustody);
         }

@@ -287,9 +287,10 @@ impl Core {
         }
     }
 
-    /// A namespace number is forgotten with its last instance and segment.
+    /// A namespace number is forgotten with its last instance, segment and stored page.
     pub(super) fn retire_namespace(&mut self, namespace: NamespaceId) {
         let in_use = self.instances.values().any(|i| i.namespace == namespace)
+            || self.stored.has(namespace)
             || self.slots.segments.values().any(|s| s.class.namespace == namespace);
         if !in_use {
             self.namespaces.retain(|_, id| *id != namespace);

@@ -49,8 +49,15 @@ impl Core {
                 self.counters.expired_leases += 1;
                 self.push_state(ticket, effects);
             }
+            Phase::Preparing => {
+                self.counters.timed_out += 1;
+                let reason = if by_deadline { MissReason::Deadline } else { MissReason::Lifetime };
+                self.answer(ticket, reason, effects);
+                let ready = self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Ready);
+                self.mark(if ready { Mark::PrefixAtDeadline } else { Mark::NothingAtDeadline });
+            }
             Phase::Restoring if self.planted(Plant::ExpireDuringCopy) => self.finish(ticket),
-            Phase::Preparing | Phase::Restoring | Phase::Draining => {}
+            Phase::Restoring | Phase::Draining => {}
         }
     }
 }

@@ -86,6 +86,24 @@ impl Core {
         self.index.sealed(key).is_some()
     }
 
+    /// Pages in the slower tier.
+    #[must_use]
+    pub fn stored_pages(&self) -> usize {
+        self.stored.len()
+    }
+
+    /// Whether a page is in the slower tier.
+    #[must_use]
+    pub fn is_stored(&self, key: &PageKey) -> bool {
+        self.stored.contains(key)
+    }
+
+    /// Pages being written to the slower tier, and pages being read from it.
+    #[must_use]
+    pub fn tier_inflight(&self) -> (usize, usize) {
+        (self.writes.len(), self.reads.len())
+    }
+
     /// Sessions open or not yet gone.
     #[must_use]
     pub fn sessions(&self) -> usize {
@@ -108,7 +126,8 @@ impl Core {
         self.operations.iter().map(|(ticket, op)| OperationView {
             ticket: *ticket,
             phase: op.phase,
-            bytes: op.charge.map_or(0, |(_, bytes)| bytes),
+            bytes: op.charge.map_or(0, |(_, bytes)| bytes) + op.page_bytes * u64::from(op.lingering),
+            lingering: op.lingering as usize,
             pages: op.pages.len(),
             owing: op.owing.len(),
         })
@@ -139,6 +158,12 @@ impl Core {
 
     fn slot_view(&self, at: SlotRef, slot: &Slot) -> SlotView {
         let page = slot.page.and_then(|id| self.index.pages.get(id));
-        SlotView { slot: at, state: slot.state, readers: slot.readers, key: page.map(|p| p.key) }
+        SlotView {
+            slot: at,
+            state: slot.state,
+            readers: slot.readers,
+            writing: slot.writing,
+            key: page.map(|p| p.key),
+        }
     }
 }

@@ -4,4 +4,5 @@
 mod demands;
 mod pages;
 mod sessions;
+mod tier;
 mod world;

@@ -12,7 +12,7 @@ pub(crate) struct Setting {
     pub(crate) unit: &'static str,
     /// Variable of the environment that sets it too.
     pub(crate) environment: Option<&'static str>,
-    /// Whether a TOML integer is a value, as bytes; strings are always.
+    /// Whether a TOML integer is a value; strings are always.
     pub(crate) takes_integer: bool,
     /// What to write, for an error.
     pub(crate) expected: &'static str,
@@ -21,6 +21,7 @@ pub(crate) struct Setting {
 }
 
 const SIZE: &str = r#"a size such as "4gb", a share such as "25%", or a number of bytes"#;
+const NUMBER: &str = "a number from 0 to 4294967295";
 const PATH: &str = r#"a path in quotes, such as "/run/orbitkv/manager.sock""#;
 
 /// In the order of the flags.
@@ -35,6 +36,11 @@ pub(crate) const ALL: &[Setting] = &[
     }),
     size("query_budget", |args, text| parse(text).map(|v| args.query_budget = v)),
     size("query_instance_budget", |args, text| parse(text).map(|v| args.query_instance_budget = Some(v))),
+    size("query_read_batch", |args, text| parse(text).map(|v| args.query_read_batch = v)),
+    number("query_read_max_batches", "", |args, text| parse(text).map(|v| args.query_read_max_batches = v)),
+    number("query_read_timeout_ms", "ms", |args, text| parse(text).map(|v| args.query_read_timeout_ms = v)),
+    size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
+    number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),
     size("segment_size", |args, text| parse(text).map(|v| args.segment_size = Some(v))),
     text("ready_file", PATH, |args, text| path(text).map(|v| args.ready_file = Some(v))),
     text("log_format", r#""text" or "json""#, |args, text| word(text).map(|v| args.log_format = v)),
@@ -57,6 +63,14 @@ pub(crate) fn nearest(wrong: &str) -> &'static str {
 
 const fn size(key: &'static str, set: fn(&mut Args, &str) -> Result<(), String>) -> Setting {
     Setting { key, unit: "bytes", environment: None, takes_integer: true, expected: SIZE, set }
+}
+
+const fn number(
+    key: &'static str,
+    unit: &'static str,
+    set: fn(&mut Args, &str) -> Result<(), String>,
+) -> Setting {
+    Setting { key, unit, environment: None, takes_integer: true, expected: NUMBER, set }
 }
 
 const fn text(

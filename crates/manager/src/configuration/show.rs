@@ -65,6 +65,13 @@ fn value_of(
             let derived = args.query_instance_budget.map_or(Some("query_budget".to_owned()), of_pool);
             (config.query_instance_budget_bytes.into(), derived)
         }
+        "query_read_batch" => (config.read_batch_bytes.into(), args.query_read_batch.0.and_then(of_pool)),
+        "query_read_max_batches" => (args.query_read_max_batches.into(), None),
+        "query_read_timeout_ms" => (args.query_read_timeout_ms.into(), None),
+        "memory_tier_size" => {
+            (settings::tier(args, config).bytes.into(), args.memory_tier_size.0.and_then(of_pool))
+        }
+        "memory_tier_delay_ms" => (args.memory_tier_delay_ms.into(), None),
         "segment_size" => {
             let eighth = "an eighth of the pool, 64 MiB at most".to_owned();
             (config.segment_bytes.into(), args.segment_size.map_or(Some(eighth), of_pool))
@@ -130,7 +137,7 @@ fn cells(row: &Row) -> [String; 4] {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),
         // Exact for scripts and limits, short for people.
-        number => number.as_u64().map_or_else(
+        number => number.as_u64().filter(|_| row.unit == "bytes").map_or_else(
             || number.to_string(),
             |bytes| format!("{bytes} ({})", ByteSize(bytes).display().iec()),
         ),

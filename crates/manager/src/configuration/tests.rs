@@ -37,6 +37,11 @@ fn the_file_sets_every_key() {
         http_addr = "off"
         query_budget = 0x1000
         query_instance_budget = "10%"
+        query_read_batch = "32mib"
+        query_read_max_batches = 1
+        query_read_timeout_ms = 100
+        memory_tier_size = 0
+        memory_tier_delay_ms = "7"
         segment_size = 2_097_152
         ready_file = "/run/a/ready.json"
         log_format = "json"
@@ -49,6 +54,9 @@ fn the_file_sets_every_key() {
     assert_eq!(args.http_addr, HttpAddress::Off);
     assert_eq!(args.query_budget, Amount::Bytes(4096));
     assert_eq!(args.query_instance_budget, Some(Amount::Percent(10)));
+    assert_eq!(args.query_read_batch.0, Some(Amount::Bytes(32 << 20)));
+    assert_eq!((args.query_read_max_batches, args.query_read_timeout_ms), (1, 100));
+    assert_eq!((args.memory_tier_size.0, args.memory_tier_delay_ms), (None, 7));
     assert_eq!(args.segment_size, Some(Amount::Bytes(2 << 20)));
     assert_eq!(args.ready_file.as_deref(), Some(Path::new("/run/a/ready.json")));
     assert_eq!(args.log_format, crate::LogFormat::Json);

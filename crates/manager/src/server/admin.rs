@@ -2,7 +2,9 @@
 
 use super::Server;
 use crate::admin::AdminRequest;
-use crate::snapshot::{LoadStatus, PoolStatus, QueryStatus, SaveStatus, SessionStatus, Snapshot, Status};
+use crate::snapshot::{
+    LoadStatus, PoolStatus, QueryStatus, SaveStatus, SessionStatus, Snapshot, Status, TierStatus,
+};
 use orbitkv_core::{Account, Event, Phase};
 
 const PHASES: [Phase; 5] =
@@ -52,6 +54,10 @@ impl Server {
             query: self.query_status(),
             save: SaveStatus { reservations: core.saves(), inflight_bytes: core.filling_bytes() },
             load: LoadStatus { inflight_bytes: core.ledger().account_bytes(Account::Restoring) },
+            tier: core.config().tier.then(|| {
+                let (write_queue_pending, read_queue_pending) = core.tier_inflight();
+                TierStatus { pages: core.stored_pages(), write_queue_pending, read_queue_pending }
+            }),
             sessions: SessionStatus {
                 open: self.sessions.open(),
                 unfinished: core.sessions().saturating_sub(self.sessions.open()),

@@ -4,9 +4,15 @@ use super::Server;
 use crate::convert;
 use crate::outbox::Ids;
 use crate::tally::CloseReason;
-use orbitkv_core::{Effect, Event, OperationId, OperationOutcome, Revision, SegmentId, SessionId, Ticket};
+use crate::tier::{Done, Job, Place, Tier};
+use orbitkv_core::{
+    Effect, Event, OperationId, OperationOutcome, Revision, SegmentId, SessionId, SlotRef, Ticket,
+};
 use orbitkv_wire::ToClient;
 use std::sync::Arc;
+
+/// Header in front of each payload.
+const HEADER_BYTES: u64 = 4096;
 
 impl Server {
     /// Gives the core one event and carries out what follows. False if the event was refused.
@@ -70,6 +76,15 @@ impl Server {
                 }
             }
             Effect::ShareSegment { segment, session } => self.share(segment, session),
+            Effect::Write { slot, key, payload_bytes, .. } => {
+                let job = self.place(slot, payload_bytes).map(|from| Job::Write { slot, key, from });
+                self.submit(job);
+            }
+            Effect::Read { slot, extent, payload_bytes, crc, .. } => {
+                let job = self.place(slot, payload_bytes).map(|into| Job::Read { slot, extent, crc, into });
+                self.submit(job);
+            }
+            Effect::Erase { extent } => self.submit(Some(Job::Erase { extent })),
             Effect::DropSegment { segment } => {
                 for session in self.pool.release(segment.0) {
                     let message = ToClient::SegmentGone { segment: segment.0 };
@@ -108,6 +123,32 @@ impl Server {
         let message = ToClient::Segment { segment: id.0, slot_bytes: shared.slot_bytes, bytes };
         let segment = Arc::clone(&shared.segment);
         self.send(connection, Ids::default(), &message, Some(segment));
+    }
+
+    /// Where the payload of a slot is.
+    fn place(&mut self, slot: SlotRef, payload_bytes: u32) -> Option<Place> {
+        let shared = self.pool.get_mut(slot.segment.0)?;
+        let start = u64::from(slot.index) * shared.slot_bytes + HEADER_BYTES;
+        let (offset, bytes) = (usize::try_from(start).ok()?, payload_bytes as usize);
+        Some(Place { segment: Arc::clone(&shared.segment), offset, bytes })
+    }
+
+    fn submit(&self, job: Option<Job>) {
+        match (&self.tier, job) {
+            (Some(tier), Some(job)) => tier.submit(job),
+            _ => tracing::error!("work for a tier that is not there"),
+        }
+    }
+
+    /// Tells the core what the tier has done.
+    pub(super) fn take_done(&mut self) {
+        while let Some(done) = self.tier.as_ref().and_then(Tier::next_done) {
+            match done {
+                Done::Written { slot, extent } => self.feed(Event::Written { slot, extent }),
+                Done::Read { slot, good } => self.feed(Event::ReadDone { slot, good }),
+                Done::Lost { key, extent } => self.feed(Event::ExtentLost { key, extent }),
+            };
+        }
     }
 
     /// Tells the core about segments that have grown, or could not.

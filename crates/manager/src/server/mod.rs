@@ -20,6 +20,7 @@ use crate::pool::Pool;
 use crate::processes::Processes;
 use crate::sessions::Sessions;
 use crate::tally::{CloseReason, Tally};
+use crate::tier::{Tier, TierSettings};
 use crate::waker::Waker;
 use orbitkv_core::{BlockHash, Config, ConfigError, Core, Effect, Micros};
 use orbitkv_wire::Part;
@@ -59,6 +60,8 @@ pub enum ServerError {
 /// What the core thread needs from the outside.
 pub(crate) struct Parts {
     pub(crate) config: Config,
+    /// Used if the configuration has a tier.
+    pub(crate) tier: TierSettings,
     pub(crate) claim: Claim,
     pub(crate) listener: UnixListener,
     /// Becomes readable at a signal to stop.
@@ -101,6 +104,7 @@ pub(crate) struct Server {
     sessions: Sessions,
     processes: Processes,
     pool: Pool,
+    tier: Option<Tier>,
     tally: Tally,
     leases: LeaseClock,
     /// Connections without a hello, oldest first.
@@ -134,6 +138,10 @@ impl Server {
         poller.add(&parts.signals, Token::Signal).map_err(failed("epoll"))?;
         poller.add(&parts.waker, Token::Wake).map_err(failed("epoll"))?;
         let pool = Pool::start(parts.waker.clone()).map_err(failed("the pool thread"))?;
+        let tier = match parts.config.tier {
+            true => Some(Tier::start(parts.tier, parts.waker.clone()).map_err(failed("the tier thread"))?),
+            false => None,
+        };
         #[cfg(feature = "test-hooks")]
         let parked = crate::hooks::Parked::new(parts.waker.clone());
         Ok(Self {
@@ -153,6 +161,7 @@ impl Server {
             sessions: Sessions::default(),
             processes: Processes::default(),
             pool,
+            tier,
             tally: Tally::default(),
             leases: LeaseClock::default(),
             greetings: VecDeque::new(),
@@ -226,6 +235,7 @@ impl Server {
     fn wake(&mut self) {
         self.waker.clear();
         self.take_grown();
+        self.take_done();
         self.take_admin();
         #[cfg(feature = "test-hooks")]
         self.send_parked();

@@ -86,15 +86,24 @@ impl Engine {
         })
     }
 
-    /// Saves blocks as one prefix.
+    /// Saves blocks as one prefix, with checksums that are theirs.
+    pub fn save_checked(&mut self, blocks: &[u64]) {
+        self.save_as(blocks, |i| crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &page(i)));
+    }
+
+    /// Saves blocks as one prefix. The manager believes whatever checksum it is told.
     pub fn save(&mut self, blocks: &[u64]) {
+        self.save_as(blocks, |i| i + 1000);
+    }
+
+    fn save_as(&mut self, blocks: &[u64], crc: impl Fn(u64) -> u64) {
         let parts = self.reserve(blocks);
         let items: Vec<_> = blocks
             .iter()
             .zip(&parts)
             .map(|(i, part)| {
                 self.write_page(&part.slot, &page(*i));
-                CommitItem { slot: part.slot, hash: hash(*i), crc: (i + 1000).into() }
+                CommitItem { slot: part.slot, hash: hash(*i), crc: crc(*i).into() }
             })
             .collect();
         self.send(&ToManager::Commit(&items), 0, 0);

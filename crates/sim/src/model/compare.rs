@@ -38,6 +38,7 @@ impl Model {
         }
         self.effects(event, effects, core)?;
         self.tidy();
+        self.learn_reads(core)?;
         self.compare_operations(core)?;
         self.compare_accounts(core)?;
         let filling: u64 = self.fills.values().map(|f| f.bytes).sum();
@@ -46,6 +47,53 @@ impl Model {
         })?;
         ensure(core.saves() == self.saves.len(), Checker::Model, || {
             format!("{} reservations are open, the core counts {}", self.saves.len(), core.saves())
+        })
+    }
+
+    /// How far reads have come is the core's own business, within these bounds: bytes of a demand that
+    /// prepares only shrink, and one that drains without copies does so because of reads.
+    fn learn_reads(&mut self, core: &Core) -> Checked {
+        let mut admitted = Vec::new();
+        let views: BTreeMap<_, _> = core.operations().map(|view| (view.ticket, view)).collect();
+        let reads = self.tier.inflight().1;
+        self.operations.retain(|ticket, op| {
+            views.contains_key(ticket) || !(op.phase == Phase::Draining && op.owing.is_empty())
+        });
+        for (ticket, op) in &mut self.operations {
+            let Some(view) = views.get(ticket) else {
+                continue;
+            };
+            let page_bytes = op.page_bytes;
+            if view.phase == Phase::Preparing && op.phase == Phase::Waiting {
+                op.phase = Phase::Preparing;
+                op.bytes = view.bytes;
+                admitted.push(*ticket);
+            }
+            let lingering = page_bytes * view.lingering as u64;
+            ensure(lingering == 0 || reads > 0, Checker::Ledger, || {
+                format!("{ticket:?} pays for reads that have ended")
+            })?;
+            let idle = op.phase == Phase::Draining && op.owing.is_empty() && lingering == 0;
+            ensure(!idle, Checker::Liveness, || format!("{ticket:?} drains and waits for nobody"))?;
+            let bytes = match view.phase {
+                Phase::Preparing => view.bytes,
+                _ => page_bytes * view.pages as u64 + lingering,
+            };
+            let shrinks = view.phase == Phase::Waiting || bytes <= op.bytes || op.lingering_bytes < lingering;
+            ensure(shrinks && view.bytes == bytes, Checker::Ledger, || {
+                format!("{ticket:?} owned {} bytes, now {view:?}", op.bytes)
+            })?;
+            op.bytes = bytes;
+            op.lingering_bytes = lingering;
+        }
+        admitted.into_iter().try_for_each(|ticket| self.check_overtaking(ticket, core))?;
+        let (stored, inflight) = (self.tier.pages(), self.tier.inflight());
+        ensure((core.stored_pages(), core.tier_inflight()) == (stored, inflight), Checker::Model, || {
+            format!(
+                "{stored} pages are stored and {inflight:?} on their way, the core has {} and {:?}",
+                core.stored_pages(),
+                core.tier_inflight()
+            )
         })
     }
 
@@ -68,8 +116,13 @@ impl Model {
         let mut rows: BTreeMap<_, u64> = BTreeMap::new();
         let mut totals: BTreeMap<_, u64> = BTreeMap::new();
         for op in self.operations.values().filter(|op| op.phase != Phase::Waiting) {
-            let account = if op.handed { Account::Restoring } else { Account::Ready };
-            *rows.entry((op.instance, account)).or_default() += op.bytes;
+            let account = match (op.phase, op.handed) {
+                (Phase::Preparing, _) => Account::Preparing,
+                (_, true) => Account::Restoring,
+                (_, false) => Account::Ready,
+            };
+            *rows.entry((op.instance, account)).or_default() += op.bytes - op.lingering_bytes;
+            *rows.entry((op.instance, Account::Preparing)).or_default() += op.lingering_bytes;
             *totals.entry(op.instance).or_default() += op.bytes;
         }
         let ledger = core.ledger();

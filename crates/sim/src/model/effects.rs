@@ -24,7 +24,10 @@ impl Model {
                     }
                 }
                 Effect::CloseSession { session } => self.replaced(*session, event)?,
+                Effect::Write { slot, shard, crc, .. } => self.write_begins(*slot, *shard, *crc)?,
+                Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
                 Effect::Refused { .. }
+                | Effect::Erase { .. }
                 | Effect::InstanceState { .. }
                 | Effect::Fence { .. }
                 | Effect::GrowSegment { .. }
@@ -52,12 +55,12 @@ impl Model {
             return fail(Checker::Model, format!("{ticket:?} is over and was answered with {outcome:?}"));
         };
         match outcome {
-            OperationOutcome::Waiting => ensure(op.phase == Phase::Waiting, Checker::Model, || {
+            OperationOutcome::Waiting => ensure(waits(op.phase), Checker::Model, || {
                 format!("{ticket:?} is {:?} and was told to wait", op.phase)
             }),
             OperationOutcome::Miss(reason) => self.missed(ticket, *reason, core),
             OperationOutcome::Ready { pages, shards, parts } => match op.phase {
-                Phase::Waiting => self.leased(ticket, (*pages, *shards), parts, core),
+                Phase::Waiting | Phase::Preparing => self.leased(ticket, (*pages, *shards), parts, core),
                 _ => ensure(op.parts == *parts, Checker::Model, || {
                     format!("{ticket:?} was answered with other pages than before")
                 }),
@@ -71,35 +74,42 @@ impl Model {
         };
         let fits = match reason {
             MissReason::Expired => op.phase == Phase::Ready,
-            _ => op.phase == Phase::Waiting,
+            _ => waits(op.phase),
         };
+        let prepared = op.phase == Phase::Preparing;
         ensure(fits, Checker::Model, || {
             format!("{ticket:?} is {:?} and became a miss: {reason:?}", op.phase)
         })?;
-        if reason == MissReason::Absent {
+        // What a read brought or lost in between is not known here.
+        if reason == MissReason::Absent && !prepared {
             ensure(self.expected(ticket, core) == 0, Checker::Model, || {
                 format!("{ticket:?} missed a page that is there")
             })?;
         }
         // An expired lease is asked for; it stands until it is given back.
         if reason != MissReason::Expired {
-            self.operations.remove(&ticket);
+            self.stop(ticket);
         }
         Ok(())
     }
 
-    /// Pages of the wanted prefix that are committed and still in memory.
+    /// Pages of the wanted prefix that are committed and still in memory, or in the slower tier.
     pub(super) fn expected(&self, ticket: Ticket, core: &Core) -> usize {
+        self.prefix(ticket, |key| self.tier.has(key) || self.resident(key, core))
+    }
+
+    fn prefix(&self, ticket: Ticket, here: impl Fn(&Key) -> bool) -> usize {
         let Some(op) = self.operations.get(&ticket) else {
             return 0;
         };
-        let resident = |parts: &Vec<PagePart>| {
-            parts.iter().all(|p| core.slot(p.slot).is_some_and(|s| s.state == SlotState::Resident))
-        };
-        let here = |key: Option<Key>| {
-            key.and_then(|key| self.complete.get(&key)).is_some_and(|commits| commits.iter().any(resident))
-        };
-        op.hashes.iter().take_while(|hash| here(self.key(ticket.session, op.group, **hash))).count()
+        let keys = op.hashes.iter().map(|hash| self.key(ticket.session, op.group, *hash));
+        keys.take_while(|key| key.is_some_and(|key| here(&key))).count()
+    }
+
+    /// Whether a page is committed and still in memory.
+    fn resident(&self, key: &Key, core: &Core) -> bool {
+        let slot = |part: &PagePart| core.slot(part.slot).is_some_and(|s| s.state == SlotState::Resident);
+        self.complete.get(key).into_iter().flatten().any(|parts| parts.iter().all(slot))
     }
 
     /// A first answer with pages: each must be committed in full, under that name, and not forgotten.
@@ -130,13 +140,20 @@ impl Model {
         let page_bytes = slot_bytes * u64::from(shards);
         let own = self.config.query_instance_budget_bytes.min(self.config.query_budget_bytes);
         let bypassed = page_bytes * expected as u64 > own;
-        ensure(count == expected || (bypassed && count < expected), Checker::Model, || {
-            format!("{ticket:?} got {count} pages of {expected} that are there")
+        // What came of reads is not known here. An answer at once has at least what was in memory: there
+        // may be no memory to read the rest.
+        let prepared = op.phase == Phase::Preparing;
+        let least = self.prefix(ticket, |key| self.resident(key, core));
+        let fits = (count >= least || bypassed) && count <= expected;
+        ensure(fits || prepared, Checker::Model, || {
+            format!("{ticket:?} got {count} pages of {expected} that are there, {least} of them in memory")
         })?;
-        self.check_overtaking(ticket, core)?;
+        if !prepared {
+            self.check_overtaking(ticket, core)?;
+        }
         if let Some(op) = self.operations.get_mut(&ticket) {
             op.phase = Phase::Ready;
-            op.bytes = page_bytes * u64::from(pages);
+            op.bytes = page_bytes * u64::from(pages) + op.lingering_bytes;
             op.parts = parts.to_vec();
         }
         Ok(())
@@ -145,4 +162,9 @@ impl Model {
     fn group_of(&self, ticket: Ticket) -> orbitkv_core::GroupId {
         self.operations.get(&ticket).map_or(orbitkv_core::GroupId::PROBE, |op| op.group)
     }
+}
+
+/// Whether a final answer is still to come.
+fn waits(phase: Phase) -> bool {
+    matches!(phase, Phase::Waiting | Phase::Preparing)
 }

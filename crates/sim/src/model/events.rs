@@ -54,7 +54,7 @@ impl Model {
                 let op = live.filter(|t| t.revision == revision).and_then(|t| self.operations.get(&t));
                 refuse_if(op.is_none_or(|op| {
                     let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
-                    op.phase == Phase::Waiting || nobody
+                    matches!(op.phase, Phase::Waiting | Phase::Preparing) || nobody
                 }))
             }
             Event::Release { session, operation, revision }
@@ -86,6 +86,9 @@ impl Model {
             | Event::SessionClosed { .. }
             | Event::SessionGone { .. }
             | Event::DropUnleased
+            | Event::Written { .. }
+            | Event::ReadDone { .. }
+            | Event::ExtentLost { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
             | Event::Tick => Verdict::MustAccept,
@@ -155,6 +158,9 @@ impl Model {
             Event::Forget { session, group, hashes } => self.forget(session, group, hashes),
             Event::Reset { session } => self.reset(session),
             Event::DropUnleased => self.drop_unleased(),
+            Event::Written { slot, extent } => self.written(slot, extent),
+            Event::ReadDone { slot, good } => self.read_ended(slot, good),
+            Event::ExtentLost { extent, .. } => self.extent_lost(extent),
             Event::Attest { .. } | Event::SegmentReady { .. } | Event::SegmentFailed { .. } | Event::Tick => {
             }
         }
@@ -202,7 +208,10 @@ impl Model {
             return;
         };
         let lifetime = self.config.operation_lifetime_ms;
-        let wait_ms = demand.deadline_ms.map_or(lifetime, |ms| lifetime.min(u64::from(ms)));
+        let timeout = Some(self.config.read_timeout_ms).filter(|ms| *ms > 0);
+        let asked = demand.deadline_ms.map(u64::from);
+        let wait_ms = [asked, timeout].into_iter().flatten().fold(lifetime, u64::min);
+        let (shards, slot_bytes) = self.shape(ticket.session, demand.group);
         self.arrivals += 1;
         let operation = Operation {
             instance,
@@ -212,6 +221,8 @@ impl Model {
             hashes: demand.hashes.to_vec(),
             parts: Vec::new(),
             bytes: 0,
+            page_bytes: slot_bytes * u64::from(shards),
+            lingering_bytes: 0,
             owing: BTreeSet::new(),
             early: BTreeSet::new(),
             place: (now.plus_ms(wait_ms).0, self.arrivals),
@@ -247,13 +258,10 @@ impl Model {
         }
     }
 
-    /// Interest in the operation ends. It is over once nobody copies.
+    /// Interest in the operation ends. It is over once nobody copies, and nothing is read, for it.
     pub(super) fn stop(&mut self, ticket: Ticket) {
         if let Some(op) = self.operations.get_mut(&ticket) {
             op.phase = Phase::Draining;
-            if op.owing.is_empty() {
-                self.operations.remove(&ticket);
-            }
         }
     }
 
@@ -266,14 +274,6 @@ impl Model {
         if op.phase == Phase::Ready && instance == Some(op.instance) {
             op.early.insert(worker);
         }
-        self.end_if_drained(ticket);
-    }
-
-    fn end_if_drained(&mut self, ticket: Ticket) {
-        let over = |op: &Operation| op.phase == Phase::Draining && op.owing.is_empty();
-        if self.operations.get(&ticket).is_some_and(over) {
-            self.operations.remove(&ticket);
-        }
     }
 
     /// The worker copies nothing any more, for anybody or for one owner.
@@ -283,7 +283,6 @@ impl Model {
             if let Some(op) = self.operations.get_mut(&ticket) {
                 op.owing.remove(&worker);
             }
-            self.end_if_drained(ticket);
         }
     }
 
@@ -291,6 +290,7 @@ impl Model {
         for hash in hashes {
             if let Some(key) = self.key(session, group, *hash) {
                 self.complete.remove(&key);
+                self.tier.forget(|other| *other == key);
             }
         }
     }
@@ -302,5 +302,6 @@ impl Model {
         for (_, commits) in self.complete.iter_mut().filter(|(key, _)| key.namespace == namespace) {
             commits.retain(|parts| parts.iter().all(|p| p.slot != slot));
         }
+        self.tier.spoil(namespace, slot);
     }
 }

@@ -10,6 +10,7 @@ mod effects;
 mod events;
 mod fairness;
 mod pages;
+mod tier;
 
 use crate::content::Key;
 use crate::plan::slot_bytes;
@@ -39,6 +40,10 @@ pub(crate) struct Operation {
     hashes: Vec<BlockHash>,
     parts: Vec<PagePart>,
     pub(crate) bytes: u64,
+    /// Bytes of one page.
+    page_bytes: u64,
+    /// Bytes of those for reads that nobody waits for any more.
+    lingering_bytes: u64,
     /// Workers that may be copying.
     pub(crate) owing: BTreeSet<SessionId>,
     /// Workers that were done before they could be counted in.
@@ -87,6 +92,7 @@ pub(crate) struct Model {
     /// Every complete commit that has not been forgotten since.
     complete: BTreeMap<Key, Vec<Vec<PagePart>>>,
     arrivals: u64,
+    tier: tier::Tier,
 }
 
 impl Model {
@@ -101,6 +107,7 @@ impl Model {
             next_page: 0,
             complete: BTreeMap::new(),
             arrivals: 0,
+            tier: tier::Tier::default(),
         }
     }
 

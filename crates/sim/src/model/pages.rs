@@ -2,7 +2,7 @@
 
 use super::{Fill, Model, Page, Save};
 use crate::failure::{Checked, Checker, ensure};
-use orbitkv_core::{Grant, GroupId, PageGrant, SaveRequest, SessionId, SlotRef, Ticket};
+use orbitkv_core::{Grant, GroupId, PageGrant, Phase, SaveRequest, SessionId, SlotRef, Ticket};
 use std::collections::BTreeSet;
 
 impl Model {
@@ -145,6 +145,7 @@ impl Model {
             return;
         };
         self.complete.retain(|key, _| key.namespace != namespace);
+        self.tier.forget(|key| key.namespace == namespace);
         for page in self.pages.values_mut().filter(|p| p.key.namespace == namespace) {
             page.condemned = true;
         }
@@ -153,8 +154,13 @@ impl Model {
     pub(super) fn drop_unleased(&mut self) {
         let leased: BTreeSet<SlotRef> =
             self.operations.values().flat_map(|op| &op.parts).map(|p| p.slot).collect();
-        for commits in self.complete.values_mut() {
-            commits.retain(|parts| parts.iter().any(|p| leased.contains(&p.slot)));
+        // A demand that prepares leases what it found in memory.
+        let preparing = self.operations.iter().filter(|(_, op)| op.phase == Phase::Preparing);
+        let wanted = preparing.flat_map(|(t, op)| op.hashes.iter().map(move |h| (t.session, op.group, *h)));
+        let wanted: BTreeSet<_> = wanted.filter_map(|(s, group, hash)| self.key(s, group, hash)).collect();
+        for (_, commits) in self.complete.iter_mut().filter(|(key, _)| !wanted.contains(*key)) {
+            let kept = |p: &orbitkv_core::PagePart| leased.contains(&p.slot) || self.tier.writes_from(p.slot);
+            commits.retain(|parts| parts.iter().any(kept));
         }
     }
 

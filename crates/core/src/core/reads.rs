@@ -1,0 +1,432 @@
+//! Reads from the slower tier: submitted in batches, shared, and waited for only as long as their
+//! demand lives. A read that was submitted goes on; its bytes stay charged until it has ended.
+
+use super::Core;
+use super::eviction::Room;
+use crate::index::{Page, PageId, PageState};
+use crate::instance::Shape;
+use crate::ledger::{Account, Side};
+use crate::loading::{Loading, Planned, Reading};
+use crate::slots::{Class, SlotState};
+use crate::stored::StoredPage;
+use crate::{Effect, Mark, MissReason, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, Ticket, Trigger};
+
+/// What became of the next page of a plan.
+enum Step {
+    /// Leased, and here.
+    Resident,
+    /// Leased, and being read for this demand or another.
+    Reading { bytes: u64 },
+    /// Its memory is on its way.
+    Starved,
+    /// It cannot be had: the plan ends here.
+    End,
+}
+
+impl Core {
+    /// A demand was admitted: leases what is in DRAM and begins to read the rest.
+    pub(super) fn begin_loading(&mut self, ticket: Ticket, len: usize, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let keys: Vec<PageKey> = Self::keys(op).take(len).collect();
+        let mut plan = vec![Planned::Stored; len];
+        // The head last: it is the one used last.
+        for (planned, key) in plan.iter_mut().zip(&keys).rev() {
+            if let Some(page) = self.index.sealed(key) {
+                self.take_lease(page);
+                *planned = Planned::Leased { page, read: false };
+            }
+        }
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.loading = Some(Loading { plan, ..Loading::default() });
+        }
+        self.advance(ticket, effects);
+    }
+
+    /// Answers if the plan is complete, or submits the next batch if the last one has ended.
+    fn advance(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        loop {
+            let limit = self.config.read_batches;
+            let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+                return;
+            };
+            if loading.pending > 0 {
+                return;
+            }
+            while matches!(loading.plan.get(loading.next), Some(Planned::Leased { .. })) {
+                loading.next += 1;
+            }
+            let complete = loading.next == loading.plan.len();
+            let enough = limit > 0 && loading.batches >= limit;
+            let reason = if loading.refused { MissReason::Budget } else { MissReason::Absent };
+            if complete || enough {
+                if !complete {
+                    self.mark(Mark::BatchLimit);
+                }
+                return self.answer(ticket, reason, effects);
+            }
+            if !self.submit_batch(ticket, effects) {
+                return;
+            }
+        }
+    }
+
+    /// Submits reads until a batch is full or the plan ends. Returns whether to look again at once.
+    fn submit_batch(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
+        let mut batch_bytes = 0;
+        loop {
+            let Some(op) = self.operations.get(&ticket) else {
+                return false;
+            };
+            let Some(loading) = &op.loading else {
+                return false;
+            };
+            let (at, end) = (loading.next, loading.plan.len());
+            let full = self.config.read_batch_bytes > 0 && batch_bytes >= self.config.read_batch_bytes;
+            if at >= end || full {
+                return true;
+            }
+            if !matches!(loading.plan[at], Planned::Stored) {
+                self.place(ticket, at, None);
+                continue;
+            }
+            let (namespace, group, hash) = (op.namespace, op.group, op.hashes[at]);
+            let key = PageKey { namespace, group, hash };
+            match self.read_page(ticket, at, key, effects) {
+                Step::Resident => {}
+                Step::Reading { bytes } => {
+                    if batch_bytes == 0 {
+                        self.count_batch(ticket);
+                    }
+                    batch_bytes += bytes;
+                }
+                Step::Starved => {
+                    self.mark(Mark::ReadStarved);
+                    self.starved.insert(ticket);
+                    // What was submitted is waited for first; then this is tried again.
+                    return false;
+                }
+                Step::End => {
+                    self.cut(ticket, at);
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, ticket: Ticket) {
+        if let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) {
+            loading.refused = true;
+        }
+    }
+
+    fn count_batch(&mut self, ticket: Ticket) {
+        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            return;
+        };
+        loading.batches += 1;
+        if loading.batches > 1 {
+            self.mark(Mark::NextBatch);
+        }
+    }
+
+    /// Notes what was leased for a place of the plan, and goes past it.
+    fn place(&mut self, ticket: Ticket, at: usize, leased: Option<(PageId, bool)>) {
+        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            return;
+        };
+        loading.next = at + 1;
+        if let Some((page, read)) = leased {
+            loading.plan[at] = Planned::Leased { page, read };
+            loading.pending += usize::from(read);
+        }
+    }
+
+    fn read_page(&mut self, ticket: Ticket, at: usize, key: PageKey, effects: &mut Vec<Effect>) -> Step {
+        if let Some(page) = self.index.sealed(&key) {
+            self.take_lease(page);
+            self.place(ticket, at, Some((page, false)));
+            return Step::Resident;
+        }
+        let Some(shape) = self.operations.get(&ticket).and_then(|op| self.shape_for(op)) else {
+            return Step::End;
+        };
+        let bytes = shape.page_bytes();
+        if let Some(&page) = self.index.reading.get(&key) {
+            self.mark(Mark::ReadShared);
+            self.counters.coalesced_reads += 1;
+            self.join_read(ticket, at, page);
+            return Step::Reading { bytes };
+        }
+        let Some(stored) = self.stored.get(&key).cloned() else {
+            return Step::End;
+        };
+        for shard in 0..shape.shards {
+            let class =
+                Class { namespace: key.namespace, shard: ShardId(shard), slot_bytes: shape.slot_bytes };
+            match self.make_room(class, effects) {
+                Room::Now => {}
+                Room::Soon => return Step::Starved,
+                Room::No => {
+                    self.mark(Mark::ReadRefused);
+                    self.refuse(ticket);
+                    return Step::End;
+                }
+            }
+        }
+        match self.begin_read(ticket, key, shape, &stored, effects) {
+            Some(page) => {
+                self.join_read(ticket, at, page);
+                Step::Reading { bytes }
+            }
+            None => Step::End,
+        }
+    }
+
+    fn join_read(&mut self, ticket: Ticket, at: usize, page: PageId) {
+        self.take_lease(page);
+        if let Some(reading) = self.reads.get_mut(&page) {
+            reading.waiters.push(ticket);
+        }
+        self.place(ticket, at, Some((page, true)));
+    }
+
+    /// Takes the slots of a stored page and has them filled.
+    fn begin_read(
+        &mut self,
+        ticket: Ticket,
+        key: PageKey,
+        shape: Shape,
+        stored: &StoredPage,
+        effects: &mut Vec<Effect>,
+    ) -> Option<PageId> {
+        // Evicting for one shard may have used the room of another.
+        let class = |shard| Class { namespace: key.namespace, shard, slot_bytes: shape.slot_bytes };
+        let shards = (0..shape.shards).map(ShardId);
+        if shards.clone().any(|shard| self.slots.free_slots(class(shard), 1) == 0) {
+            return None;
+        }
+        let id = self.index.pages.insert(Page {
+            key,
+            last_use: 0,
+            leases: 0,
+            children: 0,
+            state: PageState::Reading,
+            committed: 0,
+            writing: false,
+            depth: stored.depth,
+            payload_bytes: stored.payload_bytes,
+            parts: crate::index::Parts::new(),
+            parent_hash: stored.parent_hash,
+            saver: None,
+        });
+        self.mark(Mark::ReadBegun);
+        for (shard, part) in shards.zip(&stored.parts) {
+            let slot = self.slots.take(class(shard), id, SlotState::Reading)?;
+            if let Some(page) = self.index.pages.get_mut(id) {
+                page.parts.push(Some(PagePart { slot, crc: part.crc }));
+            }
+            let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes, part.crc);
+            effects.push(Effect::Read { slot, extent, payload_bytes, crc, ticket });
+        }
+        self.index.reading.insert(key, id);
+        if let Some(parent) = self.index.pages.get(id).and_then(Page::parent) {
+            self.link(parent);
+        }
+        let (waiters, lingerers) = Default::default();
+        self.reads.insert(id, Reading { pending: stored.parts.len(), failed: false, waiters, lingerers });
+        Some(id)
+    }
+
+    /// One shard has been read, or cannot be.
+    pub(super) fn read_done(
+        &mut self,
+        at: SlotRef,
+        good: bool,
+        effects: &mut Vec<Effect>,
+    ) -> Option<super::Outcome> {
+        let slot = self.slots.get_mut(at).filter(|slot| slot.state == SlotState::Reading)?;
+        slot.state = SlotState::Resident;
+        let id = slot.page?;
+        let good = good || self.planted(Plant::TrustReads);
+        let reading = self.reads.get_mut(&id)?;
+        reading.failed |= !good;
+        reading.pending -= 1;
+        if reading.pending == 0 {
+            let reading = self.reads.remove(&id)?;
+            self.end_read(id, &reading, effects);
+        }
+        None
+    }
+
+    fn end_read(&mut self, id: PageId, reading: &Reading, effects: &mut Vec<Effect>) {
+        let Some(page) = self.index.pages.get(id) else {
+            return;
+        };
+        let (key, condemned) = (page.key, page.state == PageState::Condemned);
+        if condemned {
+            self.mark(Mark::ForgottenWhileRead);
+            self.free_condemned(id);
+        } else if reading.failed {
+            self.mark(Mark::ReadFailed);
+            self.counters.failed_reads += 1;
+            self.unstore(&key, effects);
+            self.condemn(id);
+        } else {
+            self.counters.read_pages += 1;
+            self.admit_read(id, key);
+        }
+        let bad = condemned || reading.failed;
+        for &ticket in &reading.lingerers {
+            self.land(ticket);
+        }
+        for &ticket in &reading.waiters {
+            self.page_ended(ticket, id, bad, effects);
+        }
+        self.reconsider(id);
+        self.free_condemned(id);
+    }
+
+    /// The page is here. It becomes visible, unless somebody saved it meanwhile.
+    fn admit_read(&mut self, id: PageId, key: PageKey) {
+        self.index.reading.remove(&key);
+        if self.index.sealed(&key).is_some() {
+            self.mark(Mark::ReadTwice);
+            self.spare(id);
+        } else {
+            self.publish(id);
+        }
+    }
+
+    /// A read that a demand waited for has ended.
+    fn page_ended(&mut self, ticket: Ticket, id: PageId, bad: bool, effects: &mut Vec<Effect>) {
+        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            return;
+        };
+        loading.pending -= 1;
+        if bad && let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
+            self.cut(ticket, at);
+        }
+        self.advance(ticket, effects);
+    }
+
+    /// The plan ends before that place.
+    fn cut(&mut self, ticket: Ticket, at: usize) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let Some(loading) = op.loading.as_mut().filter(|loading| at < loading.plan.len()) else {
+            return;
+        };
+        let rest = loading.plan.split_off(at);
+        loading.next = loading.next.min(at);
+        self.give_back(ticket, &rest);
+    }
+
+    /// Ends interest in pages of a plan: bytes of those being read stay charged until they have landed.
+    fn give_back(&mut self, ticket: Ticket, rest: &[Planned]) {
+        let mut lingering = 0;
+        for page in rest.iter().rev().filter_map(|planned| planned.page()) {
+            if let Some(reading) = self.reads.get_mut(&page) {
+                reading.waiters.retain(|waiter| *waiter != ticket);
+                reading.lingerers.push(ticket);
+                lingering += 1;
+            }
+            self.drop_lease(page);
+        }
+        if self.planted(Plant::FreeReadingBytes) {
+            lingering = 0;
+        }
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        if let Some(loading) = &mut op.loading {
+            loading.pending = loading.pending.saturating_sub(lingering as usize);
+        }
+        op.lingering += lingering;
+        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        if let Some((account, bytes)) = op.charge {
+            let gone = page_bytes * rest.len() as u64;
+            op.charge = (bytes > gone).then_some((account, bytes - gone));
+            let free = gone - page_bytes * u64::from(lingering);
+            self.ledger.transfer(Side::Held(instance, account), Side::Free, free);
+            self.wake |= free > 0;
+        }
+    }
+
+    /// A read has ended that a demand paid for without waiting for it.
+    fn land(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get_mut(&ticket).filter(|op| op.lingering > 0) else {
+            return;
+        };
+        op.lingering -= 1;
+        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        let over = op.phase == Phase::Draining && op.lingering == 0 && op.owing.is_empty();
+        self.mark(Mark::Landed);
+        self.ledger.transfer(Side::Held(instance, Account::Preparing), Side::Free, page_bytes);
+        self.wake = true;
+        if over {
+            self.finish(ticket);
+        }
+    }
+
+    /// The final answer of a demand that prepares: the longest prefix that is here, leased.
+    pub(super) fn answer(&mut self, ticket: Ticket, reason: MissReason, effects: &mut Vec<Effect>) {
+        let Some(loading) = self.operations.get(&ticket).and_then(|op| op.loading.as_ref()) else {
+            return;
+        };
+        let handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
+        self.cut(ticket, handed);
+        self.starved.remove(&ticket);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let plan = op.loading.take().map_or_else(Vec::new, |loading| loading.plan);
+        let asked = (op.group, op.hashes.len());
+        if handed == 0 {
+            self.end_preparing(ticket);
+            return self.push_miss(ticket, asked, reason, effects);
+        }
+        let read =
+            plan.iter().filter(|planned| matches!(planned, Planned::Leased { read: true, .. })).count();
+        let pages = plan.into_iter().filter_map(Planned::page).collect();
+        self.hand_over(ticket, pages, read, effects);
+    }
+
+    /// Whether a page of a plan may be handed out.
+    fn loaded(&self, planned: Planned) -> bool {
+        let page = planned.page().and_then(|id| self.index.pages.get(id));
+        page.is_some_and(|page| match page.state {
+            PageState::Sealed | PageState::Spare => true,
+            PageState::Reading => self.planted(Plant::HandOffUnread),
+            PageState::Filling | PageState::Condemned => false,
+        })
+    }
+
+    /// Interest in a demand that prepares has ended, or nothing came of it.
+    pub(super) fn end_preparing(&mut self, ticket: Ticket) {
+        self.cut(ticket, 0);
+        self.starved.remove(&ticket);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.loading = None;
+        let expiry = std::mem::replace(&mut op.expires_at, crate::Micros(u64::MAX));
+        let over = op.lingering == 0;
+        op.phase = op.phase.after(Trigger::Stop).unwrap_or(Phase::Draining);
+        self.timers.remove(&(expiry, ticket));
+        if over {
+            self.finish(ticket);
+        } else {
+            self.mark(Mark::StoppedWhileReading);
+        }
+    }
+
+    /// Memory may have come free: demands that wait for it try again.
+    pub(super) fn retry_starved(&mut self, effects: &mut Vec<Effect>) {
+        for ticket in std::mem::take(&mut self.starved) {
+            self.advance(ticket, effects);
+        }
+    }
+}

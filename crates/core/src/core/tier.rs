@@ -1,0 +1,133 @@
+//! The slower tier: what is written to it, and what it holds.
+
+use super::{Core, Outcome};
+use crate::index::{PageId, PageState};
+use crate::stored::{StoredPage, StoredPart, StoredParts};
+use crate::{Effect, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef};
+
+/// A page that is being written, shard by shard.
+#[derive(Clone, Debug)]
+pub(super) struct WriteBehind {
+    extents: Vec<Option<ExtentId>>,
+    pending: usize,
+}
+
+impl Core {
+    /// Has a page that was just sealed written behind, so that evicting it will cost nothing.
+    pub(super) fn write_behind(&mut self, id: PageId, effects: &mut Vec<Effect>) {
+        let Some(page) = self.index.pages.get(id) else {
+            return;
+        };
+        let key = page.key;
+        if !self.config.tier || key.group == GroupId::PROBE || self.stored.contains(&key) {
+            return;
+        }
+        if self.writes.len() >= self.config.tier_writes {
+            self.mark(Mark::WriteDropped);
+            self.counters.dropped_writes += 1;
+            return;
+        }
+        self.withdraw(id);
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        page.writing = true;
+        for (shard, part) in (0..).map(ShardId).zip(page.parts.iter().flatten()) {
+            if let Some(slot) = self.slots.get_mut(part.slot) {
+                slot.writing = true;
+            }
+            let (slot, payload_bytes, crc) = (part.slot, page.payload_bytes, part.crc);
+            effects.push(Effect::Write { slot, key, shard, payload_bytes, crc });
+        }
+        let shards = page.parts.len();
+        self.writes.insert(id, WriteBehind { extents: vec![None; shards], pending: shards });
+    }
+
+    /// One shard is written, or is not going to be.
+    pub(super) fn written(
+        &mut self,
+        at: SlotRef,
+        extent: Option<ExtentId>,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Outcome> {
+        let slot = self.slots.get_mut(at).filter(|slot| slot.writing)?;
+        slot.writing = false;
+        let id = slot.page?;
+        let shard = self.index.pages.get(id)?.parts.iter().position(|p| p.is_some_and(|p| p.slot == at))?;
+        let write = self.writes.get_mut(&id)?;
+        write.extents[shard] = extent;
+        write.pending -= 1;
+        if write.pending == 0 {
+            let write = self.writes.remove(&id)?;
+            self.end_write(id, &write.extents, effects);
+        }
+        None
+    }
+
+    fn end_write(&mut self, id: PageId, extents: &[Option<ExtentId>], effects: &mut Vec<Effect>) {
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        page.writing = false;
+        let whole: Option<StoredParts> = extents
+            .iter()
+            .zip(&page.parts)
+            .map(|(extent, part)| Some(StoredPart { extent: (*extent)?, crc: part.as_ref()?.crc }))
+            .collect();
+        let (key, sealed) = (page.key, page.state == PageState::Sealed);
+        let (parent_hash, depth, payload_bytes) = (page.parent_hash, page.depth, page.payload_bytes);
+        match whole {
+            Some(parts) if sealed && !self.stored.contains(&key) => {
+                self.mark(Mark::Written);
+                self.counters.written_pages += 1;
+                self.stored.insert(key, StoredPage { parts, parent_hash, depth, payload_bytes });
+            }
+            whole => {
+                self.mark(if whole.is_some() { Mark::ForgottenWhileWritten } else { Mark::WriteFailed });
+                self.counters.dropped_writes += 1;
+                effects.extend(extents.iter().flatten().map(|&extent| Effect::Erase { extent }));
+            }
+        }
+        self.reconsider(id);
+        self.free_condemned(id);
+    }
+
+    /// The page is not in the slower tier any more.
+    pub(super) fn unstore(&mut self, key: &PageKey, effects: &mut Vec<Effect>) -> bool {
+        if self.planted(Plant::KeepStored) {
+            return false;
+        }
+        let page = self.stored.remove(key);
+        let gone = page.is_some();
+        self.erase(page, effects);
+        self.retire_namespace(key.namespace);
+        gone
+    }
+
+    pub(super) fn erase(&self, pages: impl IntoIterator<Item = StoredPage>, effects: &mut Vec<Effect>) {
+        let parts = pages.into_iter().flat_map(|page| page.parts);
+        effects.extend(parts.map(|part| Effect::Erase { extent: part.extent }));
+    }
+
+    /// The tier dropped a shard by itself: what is left of the page is of no use.
+    pub(super) fn extent_lost(
+        &mut self,
+        key: &PageKey,
+        extent: ExtentId,
+        effects: &mut Vec<Effect>,
+    ) -> Option<Outcome> {
+        let written = self.index.sealed(key).and_then(|id| self.writes.get_mut(&id));
+        for lost in written.into_iter().flat_map(|write| &mut write.extents).filter(|e| **e == Some(extent)) {
+            *lost = None;
+        }
+        let page = self.stored.get(key)?;
+        if page.parts.iter().any(|part| part.extent == extent) {
+            self.mark(Mark::ExtentLost);
+            let page = self.stored.remove(key)?;
+            let others = page.parts.iter().filter(|part| part.extent != extent);
+            effects.extend(others.map(|part| Effect::Erase { extent: part.extent }));
+            self.retire_namespace(key.namespace);
+        }
+        None
+    }
+}

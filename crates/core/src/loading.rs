@@ -1,0 +1,50 @@
+//! A demand whose pages are being made resident.
+
+use crate::Ticket;
+use crate::index::PageId;
+use smallvec::SmallVec;
+
+/// A page of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Planned {
+    /// In the slower tier, and its read is not submitted.
+    Stored,
+    /// Leased. It was in DRAM, or a read brings it there.
+    Leased { page: PageId, read: bool },
+}
+
+impl Planned {
+    pub(crate) fn page(self) -> Option<PageId> {
+        match self {
+            Self::Stored => None,
+            Self::Leased { page, .. } => Some(page),
+        }
+    }
+}
+
+/// What an admitted demand still has to read.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Loading {
+    /// Its pages in prefix order.
+    pub(crate) plan: Vec<Planned>,
+    /// Everything before is leased.
+    pub(crate) next: usize,
+    /// Leased pages that are being read.
+    pub(crate) pending: usize,
+    /// A page was cut off because there was no memory for it.
+    pub(crate) refused: bool,
+    /// Batches that were begun.
+    pub(crate) batches: u32,
+}
+
+/// A page that is being read from the slower tier.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    /// Shards whose read has not ended.
+    pub(crate) pending: usize,
+    pub(crate) failed: bool,
+    /// Demands that lease it.
+    pub(crate) waiters: SmallVec<[Ticket; 2]>,
+    /// Demands that have stopped and pay for it until it has ended.
+    pub(crate) lingerers: SmallVec<[Ticket; 2]>,
+}

@@ -1,0 +1,75 @@
+//! Pages in the slower tier, by key.
+
+use crate::{BlockHash, ExtentId, NamespaceId, PageKey};
+use hashbrown::HashMap;
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// One shard of a page in the slower tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StoredPart {
+    pub(crate) extent: ExtentId,
+    pub(crate) crc: u64,
+}
+
+pub(crate) type StoredParts = SmallVec<[StoredPart; 1]>;
+
+/// A page of which every shard is in the slower tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StoredPage {
+    pub(crate) parts: StoredParts,
+    pub(crate) parent_hash: Option<BlockHash>,
+    pub(crate) depth: u32,
+    pub(crate) payload_bytes: u32,
+}
+
+/// The index of the slower tier.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stored {
+    pages: HashMap<PageKey, StoredPage>,
+    /// Pages of each namespace that has any.
+    counts: BTreeMap<NamespaceId, usize>,
+}
+
+impl Stored {
+    pub(crate) fn get(&self, key: &PageKey) -> Option<&StoredPage> {
+        self.pages.get(key)
+    }
+
+    pub(crate) fn contains(&self, key: &PageKey) -> bool {
+        self.pages.contains_key(key)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Whether a namespace has a page here.
+    pub(crate) fn has(&self, namespace: NamespaceId) -> bool {
+        self.counts.contains_key(&namespace)
+    }
+
+    /// Adds a page. No page of its key may be here.
+    pub(crate) fn insert(&mut self, key: PageKey, page: StoredPage) {
+        *self.counts.entry(key.namespace).or_default() += 1;
+        let before = self.pages.insert(key, page);
+        assert!(before.is_none(), "{key:?} is stored twice");
+    }
+
+    pub(crate) fn remove(&mut self, key: &PageKey) -> Option<StoredPage> {
+        let page = self.pages.remove(key)?;
+        if let Some(count) = self.counts.get_mut(&key.namespace) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&key.namespace);
+            }
+        }
+        Some(page)
+    }
+
+    /// Takes out every page of a namespace.
+    pub(crate) fn remove_namespace(&mut self, namespace: NamespaceId) -> Vec<StoredPage> {
+        self.counts.remove(&namespace);
+        self.pages.extract_if(|key, _| key.namespace == namespace).map(|(_, page)| page).collect()
+    }
+}

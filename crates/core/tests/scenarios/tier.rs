@@ -1,0 +1,227 @@
+//! The slower tier: what is written, read, shared, waited for and paid for.
+
+use crate::world::*;
+use orbitkv_core::*;
+
+/// A pool of that many slots in front of a tier.
+fn tiered(slots: u64, change: impl FnOnce(&mut Config)) -> World {
+    World::new(slots, |config| {
+        config.tier = true;
+        config.query_budget_bytes = config.pool_bytes;
+        config.query_instance_budget_bytes = config.pool_bytes;
+        change(config);
+    })
+}
+
+/// A page of this chain is saved, written and dropped from memory.
+fn store(world: &mut World, pages: std::ops::Range<u8>) {
+    let parent = pages.start.checked_sub(1).map(hash);
+    let first_depth = u32::from(pages.start);
+    for (slot, page) in slots_for(world, &chain(pages), parent, first_depth) {
+        let effects = world.commit(slot, page);
+        let [Effect::Write { slot, .. }] = effects[..] else { panic!("not written: {effects:?}") };
+        world.step(Event::Written { slot, extent: Some(ExtentId(u64::from(page.0[0]))) });
+    }
+    world.step(Event::DropUnleased);
+    assert_eq!(world.core.used_bytes(), 0);
+}
+
+fn slots_for(
+    world: &mut World,
+    pages: &[BlockHash],
+    parent: Option<BlockHash>,
+    depth: u32,
+) -> Vec<(SlotRef, BlockHash)> {
+    let grants = world.reserve(pages, parent, depth);
+    grants.iter().map(slot_of).zip(pages.iter().copied()).collect()
+}
+
+/// Reads that an event asked for: slot and extent.
+fn reads(effects: &[Effect]) -> Vec<(SlotRef, u64)> {
+    let read = |effect: &Effect| match effect {
+        Effect::Read { slot, extent, .. } => Some((*slot, extent.0)),
+        _ => None,
+    };
+    effects.iter().filter_map(read).collect()
+}
+
+fn erased(effects: &[Effect]) -> Vec<u64> {
+    let erase = |e: &Effect| if let Effect::Erase { extent } = e { Some(extent.0) } else { None };
+    effects.iter().filter_map(erase).collect()
+}
+
+/// A query and the slots of its first reads.
+fn ask(world: &mut World, pages: &[BlockHash], deadline_ms: Option<u32>) -> (Ticket, Vec<SlotRef>) {
+    let (operation, revision) = world.next();
+    let ticket = Ticket { session: SCHEDULER, operation, revision };
+    let demand = Demand { group: GROUP, hashes: pages, deadline_ms };
+    let effects = world.step(Event::Query { session: SCHEDULER, operation, revision, demand });
+    let slots = reads(&effects).into_iter().map(|(slot, _)| slot).collect();
+    assert_eq!(outcomes(effects).last(), Some(&OperationOutcome::Waiting));
+    (ticket, slots)
+}
+
+fn end(world: &mut World, slot: SlotRef) -> Vec<Effect> {
+    world.step(Event::ReadDone { slot, good: true })
+}
+
+fn preparing(world: &World) -> u64 {
+    world.core.ledger().account_bytes(Account::Preparing)
+}
+
+#[test]
+fn what_left_memory_is_read_back_and_answered() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..2);
+    let (ticket, slots) = ask(&mut world, &chain(0..3), None);
+    assert_eq!((slots.len(), preparing(&world)), (2, 2 * SLOT_BYTES), "the third page was never saved");
+    assert_eq!(end(&mut world, slots[1]), []);
+    let outcome = outcomes(end(&mut world, slots[0]));
+    let parts: Vec<_> = ready(&outcome).iter().map(|p| p.slot).collect();
+    assert_eq!(parts, slots);
+    assert_eq!((preparing(&world), world.core.counters().tier_pages), (0, 2));
+    world.release(ticket);
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
+    // From memory now.
+    assert_eq!(ready(&world.query(&chain(0..2)).1).len(), 2);
+}
+
+#[test]
+fn at_its_deadline_a_demand_gets_the_prefix_that_is_here_and_pays_for_the_rest_until_it_lands() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..3);
+    let (ticket, slots) = ask(&mut world, &chain(0..3), Some(10));
+    end(&mut world, slots[2]);
+    end(&mut world, slots[0]);
+    let outcome = outcomes(world.later(11));
+    assert_eq!(ready(&outcome).len(), 1, "page 2 is here, but page 1 is not");
+    assert_eq!(preparing(&world), SLOT_BYTES, "page 1 is still being read");
+    world.release(ticket);
+    assert_eq!(world.core.operations_in(Phase::Draining), 1);
+    end(&mut world, slots[1]);
+    assert_eq!((world.core.operations().count(), world.core.ledger().reserved_bytes()), (0, 0));
+    assert_eq!(ready(&world.query(&chain(0..3)).1).len(), 3, "nothing was read in vain");
+}
+
+#[test]
+fn a_deadline_before_the_first_page_is_a_miss() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..1);
+    let (_, slots) = ask(&mut world, &chain(0..1), Some(10));
+    assert_eq!(outcomes(world.later(11)), [OperationOutcome::Miss(MissReason::Deadline)]);
+    assert_eq!(preparing(&world), SLOT_BYTES);
+    end(&mut world, slots[0]);
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
+}
+
+#[test]
+fn batches_follow_each_other_up_to_their_limit() {
+    let mut world = tiered(8, |config| {
+        config.read_batch_bytes = 2 * SLOT_BYTES;
+        config.read_batches = 2;
+    });
+    store(&mut world, 0..6);
+    let (_, first) = ask(&mut world, &chain(0..6), None);
+    assert_eq!(first.len(), 2);
+    assert_eq!(end(&mut world, first[0]), [], "the batch has not ended");
+    let second = reads(&end(&mut world, first[1]));
+    assert_eq!(second.iter().map(|(_, extent)| *extent).collect::<Vec<_>>(), [2, 3]);
+    end(&mut world, second[0].0);
+    let outcome = outcomes(end(&mut world, second[1].0));
+    assert_eq!(ready(&outcome).len(), 4);
+    assert_eq!(preparing(&world), 0, "what was not submitted is not paid for");
+}
+
+#[test]
+fn a_shared_read_goes_on_when_one_of_its_owners_stops() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..2);
+    let (one, slots) = ask(&mut world, &chain(0..2), None);
+    let (two, none) = ask(&mut world, &chain(0..2), None);
+    assert_eq!((none.len(), world.core.counters().coalesced_reads), (0, 2));
+    let Ticket { session, operation, revision } = one;
+    assert_eq!(world.step(Event::Cancel { session, operation, revision }), []);
+    assert_eq!(preparing(&world), 4 * SLOT_BYTES, "both pay until the reads have ended");
+    end(&mut world, slots[0]);
+    let outcome = outcomes(end(&mut world, slots[1]));
+    assert_eq!(ready(&outcome).len(), 2);
+    world.release(two);
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
+}
+
+#[test]
+fn a_bad_read_ends_the_prefix_and_is_never_tried_again() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..3);
+    let (ticket, slots) = ask(&mut world, &chain(0..3), None);
+    let effects = world.step(Event::ReadDone { slot: slots[1], good: false });
+    assert_eq!(erased(&effects), [1]);
+    assert_eq!(outcomes(effects), [], "page 0 is still being read");
+    let outcome = outcomes(end(&mut world, slots[0]));
+    assert_eq!(ready(&outcome).len(), 1);
+    end(&mut world, slots[2]);
+    world.release(ticket);
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
+    assert_eq!(ready(&world.query(&chain(0..3)).1).len(), 1);
+}
+
+#[test]
+fn reset_reaches_what_is_stored_what_is_written_and_what_is_read() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..2);
+    let (_, slots) = ask(&mut world, &chain(0..1), None);
+    let (slot, page) = slots_for(&mut world, &chain(50..51), None, 0)[0];
+    let effects = world.commit(slot, page);
+    assert!(matches!(effects[..], [Effect::Write { .. }]), "{effects:?}");
+    let mut gone = erased(&world.step(Event::Reset { session: SCHEDULER }));
+    gone.sort_unstable();
+    assert_eq!(gone, [0, 1]);
+    assert_eq!(erased(&world.step(Event::Written { slot, extent: Some(ExtentId(50)) })), [50]);
+    assert_eq!(outcomes(end(&mut world, slots[0])), [OperationOutcome::Miss(MissReason::Absent)]);
+    assert_eq!((world.core.used_bytes(), world.core.stored_pages()), (0, 0));
+}
+
+#[test]
+fn a_page_that_is_written_stays_in_memory_until_the_write_has_ended() {
+    let mut world = tiered(2, |_| {});
+    let (slot, page) = slots_for(&mut world, &chain(0..1), None, 0)[0];
+    world.commit(slot, page);
+    world.step(Event::DropUnleased);
+    let grants = world.reserve(&chain(10..12), None, 0);
+    assert!(matches!(grants[..], [Grant::Slots(_), Grant::Refused]), "{grants:?}");
+    world.step(Event::Written { slot, extent: None });
+    assert!(matches!(world.reserve(&chain(20..21), None, 0)[..], [Grant::Slots(_)]), "it can be evicted now");
+    assert_eq!(world.core.stored_pages(), 0, "the write failed");
+}
+
+#[test]
+fn without_memory_for_a_read_the_prefix_ends() {
+    let mut world = tiered(2, |_| {});
+    store(&mut world, 0..2);
+    // Both slots are being saved into.
+    let grants = world.reserve(&chain(10..12), None, 0);
+    assert_eq!(world.query(&chain(0..2)).1, [OperationOutcome::Miss(MissReason::Budget)]);
+    world.step(Event::Abort { session: WORKER, slot: slot_of(&grants[0]) });
+    let (_, slots) = ask(&mut world, &chain(0..2), None);
+    assert_eq!(slots.len(), 1);
+    assert_eq!(ready(&outcomes(end(&mut world, slots[0]))).len(), 1);
+}
+
+#[test]
+fn a_page_that_is_saved_while_it_is_read_is_answered_once_and_kept_once() {
+    let mut world = tiered(4, |_| {});
+    // Asked for before its read began, committed while it runs.
+    let (first, page) = slots_for(&mut world, &chain(0..1), None, 0)[0];
+    let effects = world.commit(first, page);
+    assert!(matches!(effects[..], [Effect::Write { .. }]));
+    world.step(Event::Written { slot: first, extent: Some(ExtentId(0)) });
+    world.step(Event::DropUnleased);
+    let (second, _) = slots_for(&mut world, &chain(0..1), None, 0)[0];
+    let (ticket, slots) = ask(&mut world, &chain(0..1), None);
+    assert_eq!(world.commit(second, page), [], "stored already");
+    let outcome = outcomes(end(&mut world, slots[0]));
+    assert_eq!(ready(&outcome)[0].slot, slots[0]);
+    world.release(ticket);
+    assert_eq!(world.core.used_bytes(), SLOT_BYTES, "the one in the index stays");
+    assert_eq!(ready(&world.query(&chain(0..1)).1)[0].slot, second);
+}
