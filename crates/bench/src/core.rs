@@ -118,7 +118,7 @@ impl World {
     /// A demand for `count` pages from `first` on, all of which must be there.
     fn query(&mut self, id: (OperationId, Revision), first: usize, count: usize) -> Result<()> {
         let hashes = self.hashes.get(first..first + count).context("pages outside the index")?;
-        let demand = Demand { group: GROUP, hashes, deadline_ms: None };
+        let demand = Demand::prefix(GROUP, hashes);
         let event = Event::Query { session: SCHEDULER, operation: id.0, revision: id.1, demand };
         step(&mut self.core, &mut self.now, &mut self.effects, event)?;
         match self.effects.last() {

@@ -7,7 +7,7 @@ use crate::report::{Row, Target};
 use crate::rounds::{alternate, median, median_of_five};
 use anyhow::{Result, ensure};
 use orbitkv_client::{Hash, Query, QueryState};
-use orbitkv_wire::{Header, Part, ToClient, ToManager};
+use orbitkv_wire::{Header, Part, QueryRule, ToClient, ToManager};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -45,7 +45,8 @@ fn median_us<T>(mut call: impl FnMut() -> Result<T>) -> Result<f64> {
 /// Bytes of the frames of such a query and its answer.
 fn frame_bytes(hashes: &[Hash]) -> Result<(usize, usize)> {
     let (mut request, mut reply) = (Vec::new(), Vec::new());
-    ToManager::Query { group: GROUP, deadline_ms: 0, hashes }.encode(&mut request);
+    ToManager::Query { group: GROUP, deadline_ms: 0, rule: QueryRule::default(), hashes }
+        .encode(&mut request);
     let parts = vec![Part::default(); hashes.len()];
     ToClient::Ready { pages: u32::try_from(parts.len())?, shards: 1, parts: &parts }.encode(&mut reply);
     Ok((size_of::<Header>() + request.len(), size_of::<Header>() + reply.len()))

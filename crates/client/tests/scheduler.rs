@@ -5,7 +5,7 @@ mod common;
 
 use common::{BOOT, LONG, Manager, hash, stat, wait_for};
 use orbitkv_client::{GrantStatus, MAX_HASHES, MissReason, QueryState, SchedulerClient, TicketKind};
-use orbitkv_wire::{GrantedBody, HelloRole, Kind, Resume, ToClient, ToManager, WireMiss};
+use orbitkv_wire::{GrantedBody, HelloRole, Kind, QueryRule, Resume, ToClient, ToManager, WireMiss};
 use std::time::Duration;
 
 fn hashes(count: u32) -> Vec<[u8; 32]> {
@@ -20,7 +20,10 @@ fn a_ready_query_gives_a_ticket_once_and_is_released_on_drop() {
     assert_eq!(query.poll(), QueryState::Pending);
     assert!(query.restore(0, 1).unwrap_err().to_string().contains("pending"));
     let asked = peer.next();
-    assert_eq!(asked.to_manager(), ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes(4) });
+    assert_eq!(
+        asked.to_manager(),
+        ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes(4) }
+    );
     peer.send(asked.operation(), &ToClient::Waiting);
     peer.ready(asked.operation(), 3);
     assert_eq!(query.wait(LONG), QueryState::Ready);

@@ -43,6 +43,20 @@ pub struct Config {
     pub read_batches: u32,
     /// A demand that has not been answered ends its reads after this; zero: at its deadline.
     pub read_timeout_ms: u64,
+    /// Share of both query budgets, in percent, that reads ahead of demand may own.
+    pub speculative_percent: u64,
+    /// Preparations of one session that are not claimed.
+    pub preparations_per_session: usize,
+    /// Warm-ups of one session.
+    pub warm_ups_per_session: usize,
+    /// Preparations that are not claimed, and warm-ups, in all.
+    pub speculations: usize,
+    /// A preparation ends this long after its owner was last heard to want it.
+    pub unclaimed_ttl_ms: u64,
+    /// A warm-up submits nothing after this.
+    pub warm_up_lifetime_ms: u64,
+    /// Bytes of the reads that a preparation or warm-up submits at once.
+    pub prepared_batch_bytes: u64,
     /// Defect to plant; ignored without the `plant` feature.
     pub plant: Option<Plant>,
 }
@@ -101,8 +115,21 @@ impl Config {
             read_batch_bytes: 0,
             read_batches: 0,
             read_timeout_ms: 0,
+            speculative_percent: 25,
+            preparations_per_session: 4,
+            warm_ups_per_session: 16,
+            speculations: 128,
+            unclaimed_ttl_ms: 1_000,
+            warm_up_lifetime_ms: 5_000,
+            prepared_batch_bytes: 32 * MIB,
             plant: None,
         }
+    }
+
+    /// The speculative share of a budget.
+    pub(crate) fn speculative_share(&self, budget_bytes: u64) -> u64 {
+        let bytes = u128::from(budget_bytes) * u128::from(self.speculative_percent) / 100;
+        u64::try_from(bytes).unwrap_or(budget_bytes)
     }
 
     /// Cap on bytes that are granted to savers and not sealed.
@@ -138,6 +165,7 @@ impl Config {
                 "the query budget",
                 self.query_budget_bytes,
             ),
+            ("speculative percent", self.speculative_percent, "100 percent", 100),
             ("filling percent", self.filling_percent, "100 percent", 100),
         ];
         if let Some(&(name, got, of, max)) = most.iter().find(|m| m.1 > m.3) {

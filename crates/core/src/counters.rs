@@ -48,6 +48,20 @@ pub struct Counters {
     pub failed_reads: u64,
     /// Reads that one more demand waited for.
     pub coalesced_reads: u64,
+    /// Preparations and warm-ups that were begun.
+    pub speculations: u64,
+    /// Preparations and warm-ups that were not: larger than their share, too many, or demands came first.
+    pub skipped_speculations: u64,
+    /// Preparations that were claimed.
+    pub claims: u64,
+    /// Preparations that nobody claimed in time.
+    pub expired_preparations: u64,
+    /// Bytes read ahead of demand, once a page.
+    pub ahead_read_bytes: u64,
+    /// The part of them that was restored since.
+    pub ahead_restored_bytes: u64,
+    /// The part of them that left memory unused.
+    pub ahead_unused_bytes: u64,
     /// Pages written to the slower tier.
     pub written_pages: u64,
     /// Pages not written: too many at once, or the tier failed.

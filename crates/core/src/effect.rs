@@ -27,9 +27,11 @@ pub enum MissReason {
     Lifetime,
     /// A limit on operations was reached.
     Limit,
-    /// A lease was not handed out in time: its owner must release it, which ends it.
+    /// A lease was not handed out in time: its owner must release it, which ends it. Or a preparation was
+    /// not claimed in time: it has ended.
     Expired,
-    /// Nothing of it fits now: into its budget, which is smaller than the demand, or into memory.
+    /// A range that is not read ahead because it is larger than its share, or because demands come first;
+    /// or nothing of a demand fits now: into its budget, which is smaller than the demand, or into memory.
     Budget,
 }
 
@@ -46,6 +48,16 @@ pub enum OperationOutcome {
         shards: u16,
         /// All parts.
         parts: Vec<PagePart>,
+    },
+    /// A preparation has these pages leased; a claim answers with their parts.
+    Prepared {
+        /// Pages in the prefix.
+        pages: u32,
+    },
+    /// A warm-up has ended.
+    Warmed {
+        /// Pages that it brought into memory.
+        pages: u32,
     },
     /// No pages.
     Miss(MissReason),

@@ -5,7 +5,19 @@ use crate::{
     SessionSpec, SlotRef, Ticket,
 };
 
-/// A dense foreground demand: the longest sealed prefix of `hashes`.
+/// What a query is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// A request needs the pages now. For a live preparation of the same pages it is the claim.
+    #[default]
+    Demand,
+    /// A request will need them soon: they are leased for it until it claims them or stops asking.
+    Prepare,
+    /// Somebody may need them: they are brought into memory and left there.
+    WarmUp,
+}
+
+/// A demand for the longest prefix of `hashes` that can be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand<'a> {
     /// Cache group the hashes belong to.
@@ -14,6 +26,20 @@ pub struct Demand<'a> {
     pub hashes: &'a [BlockHash],
     /// The wait for budget and reads ends this long after the event; `None` leaves the operation lifetime.
     pub deadline_ms: Option<u32>,
+    /// What for.
+    pub mode: Mode,
+    /// All of it or nothing.
+    pub strict: bool,
+    /// Its producer is still writing: neither batches nor deadlines cut it short, only the operation lifetime.
+    pub wait_full_prefix: bool,
+}
+
+impl<'a> Demand<'a> {
+    /// A dense foreground demand without a deadline.
+    #[must_use]
+    pub fn prefix(group: GroupId, hashes: &'a [BlockHash]) -> Self {
+        Self { group, hashes, deadline_ms: None, mode: Mode::Demand, strict: false, wait_full_prefix: false }
+    }
 }
 
 /// Pages that a client wants to save, in prefix order.
@@ -102,6 +128,15 @@ pub enum Event<'a> {
     },
     /// The owner lost interest.
     Cancel {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+    },
+    /// The owner still wants what it has prepared.
+    Keep {
         /// Owner.
         session: SessionId,
         /// Its operation.

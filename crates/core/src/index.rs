@@ -46,6 +46,8 @@ pub(crate) struct Page {
     pub(crate) committed: u16,
     /// A write to the slower tier reads its slots.
     pub(crate) writing: bool,
+    /// Bytes of all shards if it was read ahead of demand and not restored since.
+    pub(crate) ahead_bytes: u64,
     pub(crate) depth: u32,
     /// Bytes of one shard, without header.
     pub(crate) payload_bytes: u32,
@@ -173,6 +175,7 @@ mod tests {
             state: PageState::Sealed,
             committed: 1,
             writing: false,
+            ahead_bytes: 0,
             depth: 0,
             payload_bytes: 4096,
             parts: Parts::new(),

@@ -134,6 +134,12 @@ impl Ledger {
         self.rows.get(&instance).map_or(0, |row| row[account as usize])
     }
 
+    /// Speculative bytes of one instance.
+    #[must_use]
+    pub fn instance_speculative_bytes(&self, instance: InstanceId) -> u64 {
+        Account::ALL.iter().filter(|a| a.speculative()).map(|a| self.held_bytes(instance, *a)).sum()
+    }
+
     /// Speculative bytes of all instances.
     #[must_use]
     pub fn speculative_bytes(&self) -> u64 {

@@ -35,7 +35,7 @@ pub use crate::core::Core;
 pub use config::{Config, ConfigError};
 pub use counters::Counters;
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart};
-pub use event::{Demand, Event, Evidence, SaveRequest};
+pub use event::{Demand, Event, Evidence, Mode, SaveRequest};
 pub use ids::{
     BlockHash, ClientId, ExtentId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
     PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,

@@ -9,6 +9,8 @@ use smallvec::SmallVec;
 pub(crate) enum Planned {
     /// In the slower tier, and its read is not submitted.
     Stored,
+    /// In DRAM, and of no more concern: nobody leases what is only warmed up.
+    Passed,
     /// Leased. It was in DRAM, or a read brings it there.
     Leased { page: PageId, read: bool },
 }
@@ -16,7 +18,7 @@ pub(crate) enum Planned {
 impl Planned {
     pub(crate) fn page(self) -> Option<PageId> {
         match self {
-            Self::Stored => None,
+            Self::Stored | Self::Passed => None,
             Self::Leased { page, .. } => Some(page),
         }
     }
@@ -43,6 +45,8 @@ pub(crate) struct Reading {
     /// Shards whose read has not ended.
     pub(crate) pending: usize,
     pub(crate) failed: bool,
+    /// Begun ahead of demand.
+    pub(crate) ahead: bool,
     /// Demands that lease it.
     pub(crate) waiters: SmallVec<[Ticket; 2]>,
     /// Demands that have stopped and pay for it until it has ended.

@@ -153,6 +153,36 @@ marks! {
     Landed,
     /// The slower tier dropped a page.
     ExtentLost,
+    /// A preparation began.
+    PreparationBegun,
+    /// A warm-up began.
+    WarmUpBegun,
+    /// A range was larger than the speculative share.
+    SpeculationTooLarge,
+    /// Too many speculative operations.
+    SpeculationLimit,
+    /// Reading ahead gave way to demands.
+    SpeculationYields,
+    /// A preparation was claimed when it was complete.
+    ClaimedPrepared,
+    /// A preparation was claimed while it was read.
+    ClaimedPreloading,
+    /// The claim named other pages.
+    ClaimMismatch,
+    /// A page was forgotten between its preparation and the claim.
+    ForgottenWhilePrepared,
+    /// A preparation was kept by its owner.
+    Kept,
+    /// A preparation was not claimed in time.
+    PreparationExpired,
+    /// A page that was read ahead was restored.
+    AheadRestored,
+    /// A page that was read ahead left memory unused.
+    AheadUnused,
+    /// A strict demand missed because a part of it was not there.
+    StrictMiss,
+    /// A demand that waits for its full prefix outlived its deadline.
+    WaitedForFullPrefix,
 }
 
 /// A set of marks.

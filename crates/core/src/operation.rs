@@ -21,13 +21,21 @@ pub(crate) struct Operation {
     pub(crate) phase: Phase,
     /// Digest of the parameters, to tell a repetition from a change.
     pub(crate) digest: u64,
-    /// Kept while waiting.
+    /// All of it or nothing.
+    pub(crate) strict: bool,
+    /// Batches and deadlines do not cut it short.
+    pub(crate) wait_full_prefix: bool,
+    /// Kept until it is answered.
     pub(crate) hashes: Vec<BlockHash>,
+    /// Pages that a read brought for it.
+    pub(crate) read: usize,
     /// Pages it leases, in prefix order.
     pub(crate) pages: Vec<PageId>,
     /// What it still reads, while it prepares.
     pub(crate) loading: Option<Loading>,
-    /// Pages whose reads go on after it has stopped to wait for them; their bytes stay preparing.
+    /// Where its reads are booked: ahead of demand, or for one.
+    pub(crate) reading: Account,
+    /// Pages whose reads go on after it has stopped to wait for them; their bytes stay booked as read.
     pub(crate) lingering: u32,
     /// Bytes of one page.
     pub(crate) page_bytes: u64,
@@ -63,7 +71,9 @@ pub(crate) fn digest(group: GroupId, lead: u64, hashes: &[BlockHash]) -> u64 {
     lanes.into_iter().fold(hashes.len() as u64, mix)
 }
 
-/// Digest of a demand. The deadline may differ: it is not part of what is asked.
+/// Digest of a demand. Deadline and mode may differ: they are not part of what is asked, and a claim asks
+/// for what was prepared.
 pub(crate) fn demand_digest(demand: &Demand<'_>) -> u64 {
-    digest(demand.group, 0, demand.hashes)
+    let rule = 2 + u64::from(demand.strict) + 2 * u64::from(demand.wait_full_prefix);
+    digest(demand.group, rule, demand.hashes)
 }

@@ -3,6 +3,12 @@
 /// Where an operation is in its life. Metrics report these names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
+    /// Pages are read ahead for nobody in particular.
+    Warming,
+    /// Pages are read ahead for a request.
+    Preloading,
+    /// They are leased and not yet claimed.
+    Prepared,
     /// A demand waits for budget.
     Waiting,
     /// A demand is admitted and its pages are being made resident.
@@ -22,6 +28,8 @@ pub enum Trigger {
     Admit,
     /// Every page of the answer is resident and leased.
     Lease,
+    /// The request came for what was prepared.
+    Claim,
     /// The owner handed the lease to the workers.
     Hand,
     /// Interest ended: cancel, release, expiry, newer revision or end of session.
@@ -29,16 +37,40 @@ pub enum Trigger {
 }
 
 /// Every legal move. Anything else is a bug of the core or a refusal of the request.
-const MOVES: [(Phase, Trigger, Phase); 6] = [
+const MOVES: [(Phase, Trigger, Phase); 12] = [
+    (Phase::Preloading, Trigger::Lease, Phase::Prepared),
+    (Phase::Preloading, Trigger::Claim, Phase::Preparing),
+    (Phase::Prepared, Trigger::Claim, Phase::Ready),
     (Phase::Waiting, Trigger::Admit, Phase::Preparing),
     (Phase::Preparing, Trigger::Lease, Phase::Ready),
     (Phase::Ready, Trigger::Hand, Phase::Restoring),
+    (Phase::Warming, Trigger::Stop, Phase::Draining),
+    (Phase::Preloading, Trigger::Stop, Phase::Draining),
+    (Phase::Prepared, Trigger::Stop, Phase::Draining),
     (Phase::Preparing, Trigger::Stop, Phase::Draining),
     (Phase::Ready, Trigger::Stop, Phase::Draining),
     (Phase::Restoring, Trigger::Stop, Phase::Draining),
 ];
 
 impl Phase {
+    /// All phases, in the order of metrics.
+    pub const ALL: [Self; 8] = [
+        Self::Warming,
+        Self::Preloading,
+        Self::Prepared,
+        Self::Waiting,
+        Self::Preparing,
+        Self::Ready,
+        Self::Restoring,
+        Self::Draining,
+    ];
+
+    /// Whether no request has asked for its pages yet.
+    #[must_use]
+    pub fn speculative(self) -> bool {
+        matches!(self, Self::Warming | Self::Preloading | Self::Prepared)
+    }
+
     /// The phase after `trigger`, or `None` if this phase does not allow it.
     #[must_use]
     pub fn after(self, trigger: Trigger) -> Option<Self> {
@@ -49,6 +81,9 @@ impl Phase {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Warming => "warming",
+            Self::Preloading => "preloading",
+            Self::Prepared => "prepared",
             Self::Waiting => "waiting",
             Self::Preparing => "preparing",
             Self::Ready => "ready",

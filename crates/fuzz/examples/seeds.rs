@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use orbitkv_client::{PagePart, Ticket, TicketKind};
 use orbitkv_wire::{
-    CommitItem, GrantedBody, Header, Hello, HelloGroup, HelloRole, Kind, Part, Resume, Slot, ToClient,
-    ToManager, WireMiss, write_frame,
+    CommitItem, GrantedBody, Header, Hello, HelloGroup, HelloRole, Kind, Part, QueryRule, Resume, Slot,
+    ToClient, ToManager, WireMiss, write_frame,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,10 @@ fn to_manager() -> Result<Files> {
     let messages = [
         ("hello", ToManager::Hello(&json)),
         ("attest", ToManager::Attest { passed: true }),
-        ("query", ToManager::Query { group: 0, deadline_ms: 500, hashes: &hashes }),
+        (
+            "query",
+            ToManager::Query { group: 0, deadline_ms: 500, rule: QueryRule::default(), hashes: &hashes },
+        ),
         ("restore", ToManager::Restore),
         ("release", ToManager::Release),
         ("cancel", ToManager::Cancel),
@@ -97,7 +100,8 @@ fn to_manager() -> Result<Files> {
         message.encode(&mut bytes);
         files.push((name, payload(message.kind() as u16, &bytes)));
     }
-    ToManager::Query { group: 0, deadline_ms: 500, hashes: &hashes }.encode(&mut bytes);
+    ToManager::Query { group: 0, deadline_ms: 500, rule: QueryRule::default(), hashes: &hashes }
+        .encode(&mut bytes);
     files.push(("query_torn_hash", payload(Kind::Query as u16, &bytes[..bytes.len() - 1])));
     files.push(("query_torn_head", payload(Kind::Query as u16, &bytes[..5])));
     files.push(("query_no_hashes", payload(Kind::Query as u16, &bytes[..8])));

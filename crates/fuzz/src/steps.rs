@@ -114,7 +114,7 @@ fn query(world: &mut World, bytes: &mut Bytes<'_>) {
     let choice = bytes.u8();
     let group = group(choice);
     let deadline_ms = (choice & 64 != 0).then_some(u32::from(choice));
-    let demand = Demand { group, hashes: &hashes, deadline_ms };
+    let demand = Demand { deadline_ms, ..Demand::prefix(group, &hashes) };
     let (session, operation, revision) = (t.session, t.operation, t.revision);
     world.step(Event::Query { session, operation, revision, demand });
 }

@@ -1,7 +1,7 @@
 //! Between the numbers of the wire and those of the core.
 
-use orbitkv_core::{Grant, MissReason, OperationOutcome, PageGrant, PagePart, SegmentId, SlotRef};
-use orbitkv_wire::{GrantStatus, GrantedBody, Part, Slot, ToClient, WireMiss};
+use orbitkv_core::{Grant, MissReason, Mode, OperationOutcome, PageGrant, PagePart, SegmentId, SlotRef};
+use orbitkv_wire::{GrantStatus, GrantedBody, Part, QueryMode, Slot, ToClient, WireMiss};
 
 pub(crate) fn slot_ref(slot: &Slot) -> SlotRef {
     SlotRef {
@@ -20,10 +20,21 @@ fn part(part: &PagePart) -> Part {
     Part { slot, crc: part.crc.into() }
 }
 
+/// What a query is for.
+pub(crate) fn mode(mode: QueryMode) -> Mode {
+    match mode {
+        QueryMode::Demand => Mode::Demand,
+        QueryMode::Prepare => Mode::Prepare,
+        QueryMode::WarmUp => Mode::WarmUp,
+    }
+}
+
 /// The message about a query; `parts` is scratch space.
 pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) -> ToClient<'a> {
     match outcome {
         OperationOutcome::Waiting => ToClient::Waiting,
+        OperationOutcome::Prepared { pages } => ToClient::Prepared { pages: *pages },
+        OperationOutcome::Warmed { pages } => ToClient::Warmed { pages: *pages },
         OperationOutcome::Ready { pages, shards, parts: leased } => {
             parts.clear();
             parts.extend(leased.iter().map(part));

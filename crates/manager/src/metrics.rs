@@ -74,6 +74,23 @@ impl Scrape {
             "Reads that one more query waited for",
             counters.coalesced_reads,
         )?;
+        page.counter(
+            "query_preparations",
+            "Preparations and warm-ups that were begun",
+            counters.speculations,
+        )?;
+        let skipped = counters.skipped_speculations;
+        page.counter("query_preparations_skipped", "Preparations and warm-ups that were not", skipped)?;
+        page.counter("query_preparations_claimed", "Preparations that a query claimed", counters.claims)?;
+        let expired = counters.expired_preparations;
+        page.counter("query_preparations_expired", "Preparations not claimed in time", expired)?;
+        let (read, restored) = (counters.ahead_read_bytes, counters.ahead_restored_bytes);
+        let unused = counters.ahead_unused_bytes;
+        page.counter("warmup_prepared_bytes", "Bytes read ahead of demand", read)?;
+        page.counter("warmup_restored_bytes", "The part of them that was restored", restored)?;
+        page.counter("warmup_unused_bytes", "The part of them that left memory unused", unused)?;
+        let pending = read.saturating_sub(restored).saturating_sub(unused);
+        page.gauge("warmup_pending_bytes", "The part of them that is still to be used", pending)?;
         let tiers =
             [("ram", counters.ram_pages), ("memory", counters.tier_pages), ("miss", counters.missed_pages)];
         page.counters("tier_block_requests", "Pages asked for, by where they were found", "tier", tiers)

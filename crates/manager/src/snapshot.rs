@@ -130,6 +130,13 @@ pub(crate) struct CounterStatus {
     pub(crate) coalesced_reads: u64,
     pub(crate) written_pages: u64,
     pub(crate) dropped_writes: u64,
+    pub(crate) speculations: u64,
+    pub(crate) skipped_speculations: u64,
+    pub(crate) claims: u64,
+    pub(crate) expired_preparations: u64,
+    pub(crate) ahead_read_bytes: u64,
+    pub(crate) ahead_restored_bytes: u64,
+    pub(crate) ahead_unused_bytes: u64,
     pub(crate) refusals: u64,
 }
 
@@ -160,6 +167,13 @@ impl From<&Counters> for CounterStatus {
             coalesced_reads,
             written_pages,
             dropped_writes,
+            speculations,
+            skipped_speculations,
+            claims,
+            expired_preparations,
+            ahead_read_bytes,
+            ahead_restored_bytes,
+            ahead_unused_bytes,
             refusals,
         } = *c;
         Self {
@@ -186,6 +200,13 @@ impl From<&Counters> for CounterStatus {
             coalesced_reads,
             written_pages,
             dropped_writes,
+            speculations,
+            skipped_speculations,
+            claims,
+            expired_preparations,
+            ahead_read_bytes,
+            ahead_restored_bytes,
+            ahead_unused_bytes,
             refusals,
         }
     }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use orbitkv_wire::{Kind, ToManager};
+use orbitkv_wire::{Kind, QueryRule, ToManager};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use support::{Engine, Manager, hash, wait_for};
@@ -25,7 +25,11 @@ fn held_answers_leave_in_order_at_the_release() {
     assert_eq!(tell(&manager, "hold query_reply"), "ok");
     for operation in 1..=3 {
         let hashes = [hash(operation)];
-        engine.send(&ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes }, operation, 0);
+        engine.send(
+            &ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes },
+            operation,
+            0,
+        );
     }
     wait_for("three held answers", || (tell(&manager, "reached query_reply") == "3").then_some(()));
     // What is no answer to a query passes.

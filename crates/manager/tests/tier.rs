@@ -2,7 +2,7 @@
 
 mod support;
 
-use orbitkv_wire::{Kind, ToClient, ToManager};
+use orbitkv_wire::{Kind, QueryRule, ToClient, ToManager};
 use serde_json::Value;
 use support::{Engine, Manager, hash, page, wait_for};
 
@@ -61,7 +61,11 @@ fn a_deadline_ends_the_wait_and_the_bytes_stay_charged_until_the_read_has_ended(
     engine.save_checked(&[1]);
     drop_memory(&manager, 1);
     let operation = engine.next_operation();
-    engine.send(&ToManager::Query { group: 0, deadline_ms: 20, hashes: &[hash(1)] }, operation, 0);
+    engine.send(
+        &ToManager::Query { group: 0, deadline_ms: 20, rule: QueryRule::default(), hashes: &[hash(1)] },
+        operation,
+        0,
+    );
     assert!(matches!(engine.expect(Kind::Operation).body(), ToClient::Waiting));
     assert!(matches!(engine.expect(Kind::Operation).body(), ToClient::Miss(_)));
     let status = manager.status();
@@ -92,10 +96,28 @@ fn two_engines_share_a_read_and_one_may_leave() {
     drop_memory(&manager, 2);
     let mut two = Engine::with_hello(&manager.socket, &support::hello(2, 2, 1));
     let operation = one.next_operation();
-    one.send(&ToManager::Query { group: 0, deadline_ms: 0, hashes: &[hash(1), hash(2)] }, operation, 0);
+    one.send(
+        &ToManager::Query {
+            group: 0,
+            deadline_ms: 0,
+            rule: QueryRule::default(),
+            hashes: &[hash(1), hash(2)],
+        },
+        operation,
+        0,
+    );
     assert!(matches!(one.expect(Kind::Operation).body(), ToClient::Waiting));
     let other = two.next_operation();
-    two.send(&ToManager::Query { group: 0, deadline_ms: 0, hashes: &[hash(1), hash(2)] }, other, 0);
+    two.send(
+        &ToManager::Query {
+            group: 0,
+            deadline_ms: 0,
+            rule: QueryRule::default(),
+            hashes: &[hash(1), hash(2)],
+        },
+        other,
+        0,
+    );
     assert!(matches!(two.expect(Kind::Operation).body(), ToClient::Waiting));
     assert_eq!(manager.status()["counters"]["coalesced_reads"], 2);
     drop(one);

@@ -102,6 +102,7 @@ impl World {
             parent: None,
             first_depth: 0,
             deadline_ms: 0,
+            rule: orbitkv_wire::QueryRule::default(),
             issued_us: self.now_us,
             abuses: 0,
             state: AskState::Asked,

@@ -118,13 +118,24 @@ impl World {
         match message {
             ToManager::Hello(_) => fail(Checker::Protocol, "a second hello"),
             ToManager::Attest { passed } => self.feed(Event::Attest { session, passed }),
-            ToManager::Query { group, deadline_ms, hashes } => {
+            ToManager::Query { group, deadline_ms, rule, hashes } => {
                 let hashes: Vec<_> = hashes.iter().map(|h| BlockHash(*h)).collect();
                 let deadline_ms = (deadline_ms > 0).then_some(deadline_ms);
-                let demand = Demand { group: GroupId(group), hashes: &hashes, deadline_ms };
+                let demand = Demand {
+                    deadline_ms,
+                    mode: translate::mode(rule.mode),
+                    strict: rule.strict,
+                    wait_full_prefix: rule.wait_full_prefix,
+                    ..Demand::prefix(GroupId(group), &hashes)
+                };
                 self.feed(Event::Query { session, operation, revision, demand })
             }
             ToManager::Restore => self.feed(Event::Restore { session, operation, revision }),
+            ToManager::Keep(items) => items.iter().try_for_each(|item| {
+                let (operation, revision) =
+                    (OperationId(item.operation.get()), Revision(item.revision.get()));
+                self.feed(Event::Keep { session, operation, revision })
+            }),
             ToManager::Release => self.feed(Event::Release { session, operation, revision }),
             ToManager::Cancel => self.feed(Event::Cancel { session, operation, revision }),
             ToManager::CopyDone { session: owner, operation, revision } => {

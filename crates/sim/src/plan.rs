@@ -97,6 +97,10 @@ pub(crate) struct Plan {
     pub(crate) deadlines: u64,
     /// Frames are cut into pieces of random size.
     pub(crate) chunked: bool,
+    /// Percent of queries that are preparations or warm-ups.
+    pub(crate) ahead: u64,
+    /// Percent of queries that want all or nothing.
+    pub(crate) strict: u64,
     /// Weights of the scheduler's ordinary turns: query, save, restore, release, cancel.
     pub(crate) weights: [u64; 5],
 }
@@ -124,6 +128,8 @@ impl Plan {
             disk_us: if rng.chance(50) { rng.range(50, 5_000) } else { rng.range(5_000, 400_000) },
             deadlines: rng.below(80),
             chunked: rng.chance(25),
+            ahead: if rng.chance(60) { rng.range(10, 70) } else { 0 },
+            strict: if rng.chance(40) { rng.range(5, 60) } else { 0 },
             weights: std::array::from_fn(|_| rng.range(1, 8)),
             engines,
         }
@@ -204,6 +210,13 @@ fn config(
         operations: usize::try_from(rng.range(4, 48)).unwrap_or(4),
         sessions: 64,
         hashes_per_request: 64,
+        speculative_percent: if rng.chance(60) { 25 } else { rng.range(0, 100) },
+        preparations_per_session: usize::try_from(rng.range(1, 4)).unwrap_or(1),
+        warm_ups_per_session: usize::try_from(rng.range(1, 6)).unwrap_or(1),
+        speculations: usize::try_from(rng.range(1, 12)).unwrap_or(1),
+        unclaimed_ttl_ms: rng.range(20, 1_000),
+        warm_up_lifetime_ms: rng.range(20, 1_500),
+        prepared_batch_bytes: slot_max * rng.range(1, 8),
         tier: rng.chance(65),
         tier_writes: usize::try_from(rng.range(1, 12)).unwrap_or(1),
         read_batch_bytes: if rng.chance(50) { 0 } else { slot_max * rng.range(1, 6) },

@@ -8,7 +8,7 @@ use crate::translate;
 use crate::universe::block_hash;
 use crate::world::World;
 use orbitkv_core::{GroupId, OperationId, Revision, SessionId, Ticket};
-use orbitkv_wire::{ToClient, ToManager};
+use orbitkv_wire::{QueryRule, ToClient, ToManager};
 
 /// Numbers of hashes that only probes use.
 const PROBE_HASHES: u64 = 1 << 41;
@@ -153,7 +153,7 @@ impl World {
                 self.send_up(
                     client,
                     (operation, 1),
-                    &ToManager::Query { group, deadline_ms, hashes: &hashes },
+                    &ToManager::Query { group, deadline_ms, rule: QueryRule::default(), hashes: &hashes },
                 );
             }
             Step::Restoring => {

@@ -8,7 +8,7 @@ use crate::heap::Happening;
 use crate::translate;
 use crate::world::World;
 use orbitkv_core::{BlockHash, GroupId, OperationId, PagePart, Revision, SessionId, Ticket};
-use orbitkv_wire::{GrantStatus, GrantedBody, Slot, ToClient, ToManager, WireMiss};
+use orbitkv_wire::{GrantStatus, GrantedBody, QueryMode, QueryRule, Slot, ToClient, ToManager, WireMiss};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -17,8 +17,10 @@ use std::rc::Rc;
 pub(crate) enum AskState {
     /// No answer yet, or it was lost.
     Asked,
-    /// A query that waits for budget.
+    /// A query that waits for budget or reads.
     Waiting,
+    /// Pages that are leased for it until it claims them.
+    Prepared,
     /// Leased pages, page-major.
     Ready { parts: Vec<PagePart>, shards: u16 },
     /// In the workers' hands: ranks that have not told yet, and whether all told of success.
@@ -37,6 +39,8 @@ pub(crate) struct Ask {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) first_depth: u32,
     pub(crate) deadline_ms: u32,
+    /// What a query is for, and what answer it takes.
+    pub(crate) rule: QueryRule,
     /// Before it was first sent. A repetition gets the first answer, so it keeps the first time.
     pub(crate) issued_us: u64,
     /// Requests of the same name that broke a rule on purpose and have not been refused yet.
@@ -79,7 +83,12 @@ impl World {
             let (parent, first_depth) = (ask.parent.map(|p| p.0), ask.first_depth);
             ToManager::Reserve { group: ask.group.0, parent, first_depth, hashes: &hashes }
         } else {
-            ToManager::Query { group: ask.group.0, deadline_ms: ask.deadline_ms, hashes: &hashes }
+            ToManager::Query {
+                group: ask.group.0,
+                deadline_ms: ask.deadline_ms,
+                rule: ask.rule,
+                hashes: &hashes,
+            }
         };
         self.send_up(client, (operation, ask.revision), &message);
     }
@@ -115,6 +124,19 @@ impl World {
                     && ask.state == AskState::Asked
                 {
                     ask.state = AskState::Waiting;
+                }
+            }
+            ToClient::Prepared { .. } => {
+                if let Some(ask) = self.current(client, operation, revision)
+                    && ask.rule.mode == QueryMode::Prepare
+                    && matches!(ask.state, AskState::Asked | AskState::Waiting)
+                {
+                    ask.state = AskState::Prepared;
+                }
+            }
+            ToClient::Warmed { .. } => {
+                if self.current(client, operation, revision).is_some() {
+                    self.drop_ask(client, operation);
                 }
             }
             ToClient::Ready { shards, parts, .. } => {

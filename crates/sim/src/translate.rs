@@ -1,10 +1,12 @@
 //! Between the numbers of the wire and those of the core.
 
 use orbitkv_core::{
-    Effect, Grant, GroupId, GroupSpec, InstanceId, MissReason, NamespaceDigest, OperationOutcome, PageGrant,
-    PagePart, Role, SegmentId, SessionSpec, SlotRef,
+    Effect, Grant, GroupId, GroupSpec, InstanceId, MissReason, Mode, NamespaceDigest, OperationOutcome,
+    PageGrant, PagePart, Role, SegmentId, SessionSpec, SlotRef,
 };
-use orbitkv_wire::{GrantStatus, GrantedBody, Hello, HelloGroup, HelloRole, Part, Slot, ToClient, WireMiss};
+use orbitkv_wire::{
+    GrantStatus, GrantedBody, Hello, HelloGroup, HelloRole, Part, QueryMode, Slot, ToClient, WireMiss,
+};
 
 pub(crate) fn slot_ref(slot: &Slot) -> SlotRef {
     SlotRef {
@@ -26,9 +28,20 @@ fn part(part: &PagePart) -> Part {
     Part { slot: slot(part.slot), crc: part.crc.into() }
 }
 
+/// What a query is for.
+pub(crate) fn mode(mode: QueryMode) -> Mode {
+    match mode {
+        QueryMode::Demand => Mode::Demand,
+        QueryMode::Prepare => Mode::Prepare,
+        QueryMode::WarmUp => Mode::WarmUp,
+    }
+}
+
 pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) -> ToClient<'a> {
     match outcome {
         OperationOutcome::Waiting => ToClient::Waiting,
+        OperationOutcome::Prepared { pages } => ToClient::Prepared { pages: *pages },
+        OperationOutcome::Warmed { pages } => ToClient::Warmed { pages: *pages },
         OperationOutcome::Ready { pages, shards, parts: leased } => {
             parts.extend(leased.iter().map(part));
             ToClient::Ready { pages: *pages, shards: *shards, parts }

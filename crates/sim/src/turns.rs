@@ -7,7 +7,7 @@ use crate::rng::Rng;
 use crate::scheduler::{Ask, AskState};
 use crate::world::World;
 use orbitkv_core::{BlockHash, GroupId};
-use orbitkv_wire::ToManager;
+use orbitkv_wire::{KeepItem, QueryMode, QueryRule, ToManager};
 
 /// Operations that a scheduler keeps at once, at most: some worlds allow fewer.
 const MOST_ASKS: usize = 20;
@@ -88,6 +88,44 @@ impl World {
         self.universe.chain(&mut self.rng).iter().take(pages).copied().collect()
     }
 
+    fn rule(&mut self) -> QueryRule {
+        let mode = match self.rng.chance(self.plan.ahead) {
+            true if self.rng.chance(70) => QueryMode::Prepare,
+            true => QueryMode::WarmUp,
+            false => QueryMode::Demand,
+        };
+        let wait_full_prefix = self.rng.chance(5);
+        QueryRule { mode, strict: self.rng.chance(self.plan.strict), wait_full_prefix }
+    }
+
+    /// The request that pages were prepared for has come.
+    fn claim(&mut self, client: usize, operation: u64) {
+        if let Some(ask) = self.ask_mut(client, operation) {
+            ask.rule.mode = QueryMode::Demand;
+            ask.state = AskState::Asked;
+        }
+        self.send_ask(client, operation);
+    }
+
+    /// Says of some preparations, or of all, that they are still wanted.
+    fn keep(&mut self, client: usize) {
+        let all = self.asks(client, |ask| !ask.save && ask.rule.mode == QueryMode::Prepare);
+        let mut items = Vec::new();
+        for operation in all {
+            let Some(revision) = self.ask(client, operation).map(|ask| ask.revision) else {
+                continue;
+            };
+            if self.rng.chance(80) {
+                items.push(KeepItem {
+                    operation: operation.into(),
+                    revision: revision.into(),
+                    zero: 0.into(),
+                });
+            }
+        }
+        self.send_up(client, (0, 0), &ToManager::Keep(&items));
+    }
+
     fn start_query(&mut self, client: usize) {
         if self.asks(client, |_| true).len() >= MOST_ASKS {
             return self.cancel_one(client);
@@ -101,6 +139,7 @@ impl World {
             parent: None,
             first_depth: 0,
             deadline_ms,
+            rule: self.rule(),
             issued_us: self.now_us,
             abuses: 0,
             state: AskState::Asked,
@@ -126,6 +165,7 @@ impl World {
             parent: start.checked_sub(1).and_then(|i| chain.get(i)).copied(),
             first_depth: u32::try_from(start).unwrap_or(0),
             deadline_ms: 0,
+            rule: QueryRule::default(),
             issued_us: self.now_us,
             abuses: 0,
             state: AskState::Asked,
@@ -135,6 +175,15 @@ impl World {
 
     /// Takes something to its next step: hands out, or asks again for an answer that may be lost.
     fn go_on(&mut self, client: usize) {
+        if self.rng.chance(60) {
+            self.keep(client);
+        }
+        let ahead = |ask: &Ask| !ask.save && ask.rule.mode == QueryMode::Prepare;
+        if let Some(operation) = self.one(client, ahead)
+            && self.rng.chance(50)
+        {
+            self.claim(client, operation);
+        }
         if let Some(operation) = self.one(client, |ask| matches!(ask.state, AskState::Ready { .. })) {
             self.hand_restore(client, operation);
         }
@@ -183,7 +232,7 @@ impl World {
 
     /// A request that must be refused, or that replaces an earlier one.
     fn abuse(&mut self, client: usize) {
-        let kind = self.rng.below(6);
+        let kind = self.rng.below(7);
         let Some(operation) = self.one(client, |_| true) else {
             return;
         };
@@ -213,6 +262,11 @@ impl World {
                 let revision = ask.revision - 1;
                 return self.send_up(client, (operation, revision), &ToManager::Restore);
             }
+            // Nobody owns a warm-up, so nobody can claim it.
+            6 if request.rule.mode == QueryMode::WarmUp && !request.save => {
+                ask.abuses += 1;
+                request.rule.mode = QueryMode::Demand;
+            }
             // A number that has been used.
             5 if operation > 1 => {
                 let old = 1 + self.rng.below(operation - 1);
@@ -232,7 +286,7 @@ impl World {
             let (parent, first_depth) = (request.parent.map(|p| p.0), request.first_depth);
             ToManager::Reserve { group: request.group.0, parent, first_depth, hashes: &hashes }
         } else {
-            ToManager::Query { group: request.group.0, deadline_ms: 0, hashes: &hashes }
+            ToManager::Query { group: request.group.0, deadline_ms: 0, rule: request.rule, hashes: &hashes }
         };
         self.send_up(client, (operation, request.revision), &message);
     }

@@ -98,6 +98,8 @@ kinds! {
     Reset = 14,
     /// All copies of an earlier session of this client ended.
     CopiesEnded = 15,
+    /// What has been prepared is still wanted.
+    Keep = 16,
     /// The hello is accepted.
     Welcome = 128,
     /// The hello is not; the connection closes.

@@ -19,9 +19,10 @@ pub enum WireMiss {
     Lifetime = 3,
     /// Too many operations.
     Limit = 4,
-    /// Lease not handed out in time: release it, the manager keeps the pages until then.
+    /// Lease not handed out in time: release it, the manager keeps the pages until then. Or a preparation not
+    /// claimed in time: it has ended.
     Expired = 5,
-    /// Larger than its budget, and nothing of it fits now.
+    /// Nothing of it fits now: into a budget, or into memory.
     Budget = 6,
 }
 
@@ -99,8 +100,18 @@ pub enum ToClient<'a> {
         /// Why, for people.
         text: &'a str,
     },
-    /// The query waits for budget.
+    /// The query waits for budget or reads.
     Waiting,
+    /// A preparation has these pages leased.
+    Prepared {
+        /// How many.
+        pages: u32,
+    },
+    /// A warm-up has ended.
+    Warmed {
+        /// Pages that it brought into memory.
+        pages: u32,
+    },
     /// The query has pages.
     Ready {
         /// How many.
@@ -148,6 +159,8 @@ pub enum ToClient<'a> {
 }
 
 const WAITING: u8 = 0;
+const PREPARED: u8 = 3;
+const WARMED: u8 = 4;
 const READY: u8 = 1;
 const MISS: u8 = 2;
 
@@ -184,7 +197,11 @@ impl<'a> ToClient<'a> {
         match self {
             Self::Welcome { .. } => Kind::Welcome,
             Self::Rejected { .. } => Kind::Rejected,
-            Self::Waiting | Self::Ready { .. } | Self::Miss(_) => Kind::Operation,
+            Self::Waiting
+            | Self::Prepared { .. }
+            | Self::Warmed { .. }
+            | Self::Ready { .. }
+            | Self::Miss(_) => Kind::Operation,
             Self::Granted(_) => Kind::Granted,
             Self::Refused { .. } => Kind::Refused,
             Self::InstanceState { .. } => Kind::InstanceState,
@@ -206,6 +223,8 @@ impl<'a> ToClient<'a> {
             Self::Welcome { boot } => out.extend_from_slice(&boot.to_le_bytes()),
             Self::Rejected { text } | Self::Refused { text } => out.extend_from_slice(text.as_bytes()),
             Self::Waiting => operation(out, WAITING, 0, 0, 0),
+            Self::Prepared { pages } => operation(out, PREPARED, 0, pages, 0),
+            Self::Warmed { pages } => operation(out, WARMED, 0, pages, 0),
             Self::Miss(reason) => operation(out, MISS, reason as u8, 0, 0),
             Self::Ready { pages, shards, parts } => {
                 operation(out, READY, 0, pages, shards);
@@ -295,6 +314,10 @@ fn decode_operation<'a>(name: &'static str, payload: &'a [u8]) -> Result<ToClien
     }
     match head.state {
         WAITING => Ok(ToClient::Waiting),
+        // Their pages are a number alone: no shards, so no parts.
+        PREPARED | WARMED if shards > 0 => Err(value("shards", u64::from(shards))),
+        PREPARED => Ok(ToClient::Prepared { pages }),
+        WARMED => Ok(ToClient::Warmed { pages }),
         // Nothing behind it would bound the number of pages.
         READY if shards == 0 && pages > 0 => Err(value("shards", 0)),
         READY => Ok(ToClient::Ready { pages, shards, parts }),

@@ -5,6 +5,66 @@ use crate::{CommitItem, Hash, Kind, MAX_HASHES, Slot, WireError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// What a query is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QueryMode {
+    /// Pages are needed now; for a live preparation of the same pages this is the claim.
+    #[default]
+    Demand = 0,
+    /// They will be needed soon, by this operation.
+    Prepare = 1,
+    /// They may be needed, by anybody.
+    WarmUp = 2,
+}
+
+/// What answer a query takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueryRule {
+    /// What for.
+    pub mode: QueryMode,
+    /// All of it or nothing.
+    pub strict: bool,
+    /// Neither batches nor deadlines cut it short.
+    pub wait_full_prefix: bool,
+}
+
+const STRICT: u8 = 1;
+const WAIT_FULL_PREFIX: u8 = 2;
+
+impl QueryRule {
+    fn flags(self) -> u8 {
+        u8::from(self.strict) * STRICT + u8::from(self.wait_full_prefix) * WAIT_FULL_PREFIX
+    }
+
+    fn decode(name: &'static str, mode: u8, flags: u8) -> Result<Self, WireError> {
+        let value = |what, got| WireError::Value { kind: name, what, got: u64::from(got) };
+        let mode = match mode {
+            0 => QueryMode::Demand,
+            1 => QueryMode::Prepare,
+            2 => QueryMode::WarmUp,
+            other => return Err(value("mode", other)),
+        };
+        if flags & !(STRICT | WAIT_FULL_PREFIX) != 0 {
+            return Err(value("flags", flags));
+        }
+        let (strict, wait_full_prefix) = (flags & STRICT != 0, flags & WAIT_FULL_PREFIX != 0);
+        Ok(Self { mode, strict, wait_full_prefix })
+    }
+}
+
+/// An operation that is still wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct KeepItem {
+    /// Which of the sender's.
+    pub operation: U64,
+    /// Which version of it.
+    pub revision: U32,
+    /// Zero.
+    pub zero: U32,
+}
+
 /// A client's message. Operation id and revision are in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToManager<'a> {
@@ -15,17 +75,21 @@ pub enum ToManager<'a> {
         /// Both probes passed.
         passed: bool,
     },
-    /// Foreground demand.
+    /// A demand, or a read ahead of one.
     Query {
         /// Cache group.
         group: u16,
-        /// Wait for budget at most this long; zero: operation lifetime.
+        /// Wait for budget and reads at most this long; zero: operation lifetime.
         deadline_ms: u32,
+        /// What for, and what answer it takes.
+        rule: QueryRule,
         /// Block hashes in prefix order.
         hashes: &'a [Hash],
     },
     /// Hand the lease out.
     Restore,
+    /// These preparations are still wanted.
+    Keep(&'a [KeepItem]),
     /// End the lease.
     Release,
     /// End interest.
@@ -85,7 +149,8 @@ pub enum ToManager<'a> {
 struct QueryHead {
     deadline_ms: U32,
     group: U16,
-    zero: U16,
+    mode: u8,
+    flags: u8,
 }
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -106,6 +171,8 @@ struct TicketBody {
     zero: U32,
 }
 
+/// Most operations in one keep: all that may be live.
+const MAX_KEPT: usize = 1_024;
 /// Most slots in one commit or abort.
 const MAX_SLOTS: usize = 8_192;
 
@@ -118,6 +185,7 @@ impl<'a> ToManager<'a> {
             Self::Attest { .. } => Kind::Attest,
             Self::Query { .. } => Kind::Query,
             Self::Restore => Kind::Restore,
+            Self::Keep(_) => Kind::Keep,
             Self::Release => Kind::Release,
             Self::Cancel => Kind::Cancel,
             Self::CopyDone { .. } => Kind::CopyDone,
@@ -138,12 +206,13 @@ impl<'a> ToManager<'a> {
         match *self {
             Self::Hello(json) => out.extend_from_slice(json),
             Self::Attest { passed } => out.push(u8::from(passed)),
-            Self::Query { group, deadline_ms, hashes } => {
-                let head =
-                    QueryHead { deadline_ms: U32::new(deadline_ms), group: U16::new(group), zero: U16::ZERO };
+            Self::Query { group, deadline_ms, rule, hashes } => {
+                let (deadline_ms, group) = (U32::new(deadline_ms), U16::new(group));
+                let head = QueryHead { deadline_ms, group, mode: rule.mode as u8, flags: rule.flags() };
                 out.extend_from_slice(head.as_bytes());
                 out.extend_from_slice(hashes.as_bytes());
             }
+            Self::Keep(items) => out.extend_from_slice(items.as_bytes()),
             Self::Restore | Self::Release | Self::Cancel | Self::Reset => {}
             Self::CopyDone { session, operation, revision } => {
                 let body = TicketBody {
@@ -203,9 +272,11 @@ impl<'a> ToManager<'a> {
             Kind::Query => {
                 let (head, rest) = front::<QueryHead>(name, payload)?;
                 let hashes = array(name, rest, MAX_HASHES)?;
-                Self::Query { group: head.group.get(), deadline_ms: head.deadline_ms.get(), hashes }
+                let rule = QueryRule::decode(name, head.mode, head.flags)?;
+                Self::Query { group: head.group.get(), deadline_ms: head.deadline_ms.get(), rule, hashes }
             }
             Kind::Restore => return nothing(Self::Restore),
+            Kind::Keep => Self::Keep(array(name, payload, MAX_KEPT)?),
             Kind::Release => return nothing(Self::Release),
             Kind::Cancel => return nothing(Self::Cancel),
             Kind::Reset => return nothing(Self::Reset),

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{TO_CLIENT, TO_MANAGER, fields};
-use orbitkv_wire::{Hello, HelloGroup, HelloRole, Kind, MAX_HASHES, Resume, ToClient, ToManager, WireError};
+use orbitkv_wire::{
+    Hello, HelloGroup, HelloRole, Kind, MAX_HASHES, QueryRule, Resume, ToClient, ToManager, WireError,
+};
 use proptest::prelude::*;
 
 proptest! {
@@ -125,9 +127,11 @@ fn a_hello_with_a_field_unknown_or_missing_names_it() {
 fn more_hashes_than_a_frame_holds_are_refused() {
     let hashes = vec![[1; 32]; MAX_HASHES + 1];
     let mut payload = Vec::new();
-    ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes }.encode(&mut payload);
+    ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes }
+        .encode(&mut payload);
     assert!(matches!(ToManager::decode(Kind::Query, &payload), Err(WireError::TooMany { .. })));
-    ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes[1..] }.encode(&mut payload);
+    ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes[1..] }
+        .encode(&mut payload);
     assert!(ToManager::decode(Kind::Query, &payload).is_ok());
 }
 

@@ -1,7 +1,7 @@
 //! Bytes on their way to the manager.
 
 use super::Session;
-use orbitkv_wire::{Kind, ToManager, write_frame};
+use orbitkv_wire::{Kind, QueryRule, ToManager, write_frame};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
@@ -178,7 +178,8 @@ mod tests {
     fn requests_are_refused_at_four_mib_and_releases_still_pass() {
         let (mut out, _peer) = stuck();
         let hashes = vec![[1; 32]; 16_384];
-        let query = ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes };
+        let query =
+            ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes };
         let taken = (0..100).take_while(|_| out.open(&query).is_ok()).count();
         assert!((7..9).contains(&taken), "{taken} queries of half a MiB");
         assert!(out.left() <= REQUEST_BYTES);
@@ -203,7 +204,7 @@ mod tests {
         let (mut out, _peer) = stuck();
         assert_eq!(out.open(&ToManager::Reset).map(|(_, id)| id), Ok(1));
         let over = vec![[1; 32]; (1 << 20) / 32 + 1];
-        let query = ToManager::Query { group: 0, deadline_ms: 0, hashes: &over };
+        let query = ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &over };
         assert_eq!(out.open(&query), Err(SendError::Full));
         assert_eq!(out.open(&ToManager::Reset).map(|(_, id)| id), Ok(2));
     }

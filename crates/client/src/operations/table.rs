@@ -4,7 +4,9 @@ use super::{Grants, Lease, MissReason, QueryCell, QueryState, ReservationCell, R
 use crate::clock::monotonic_us;
 use crate::link::{Link, SendError, Session, Urgency};
 use crate::ticket::PagePart;
-use orbitkv_wire::{GrantStatus, GrantedBody, Hash, Header, MAX_HASHES, Slot, ToClient, ToManager, WireMiss};
+use orbitkv_wire::{
+    GrantStatus, GrantedBody, Hash, Header, MAX_HASHES, QueryRule, Slot, ToClient, ToManager, WireMiss,
+};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -100,11 +102,11 @@ impl Operations {
             return Err(MissReason::Limit);
         }
         let (session, operation) = table
-            .open(&self.link, &ToManager::Query { group, deadline_ms, hashes })
+            .open(&self.link, &ToManager::Query { group, deadline_ms, rule: QueryRule::default(), hashes })
             .map_err(|e| match e {
-            SendError::Stale => MissReason::Disconnected,
-            SendError::Full => MissReason::Limit,
-        })?;
+                SendError::Stale => MissReason::Disconnected,
+                SendError::Full => MissReason::Limit,
+            })?;
         let wait = match deadline_ms {
             0 => LIFETIME,
             ms => Duration::from_millis(u64::from(ms)),

@@ -20,11 +20,11 @@ enum Fit {
 }
 
 /// What of a demand can be had.
-struct Hits {
+pub(super) struct Hits {
     /// Its first pages, as far as they are in DRAM.
-    resident: Vec<PageId>,
+    pub(super) resident: Vec<PageId>,
     /// Pages in all, with those that must be read.
-    len: usize,
+    pub(super) len: usize,
 }
 
 impl Core {
@@ -35,7 +35,7 @@ impl Core {
         };
         let (instance, asked) = (op.instance, (op.group, op.hashes.len()));
         let hits = self.survey(op, shape);
-        if hits.len == 0 {
+        if hits.len == 0 || self.falls_short(ticket, hits.len) {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Absent, effects);
         }
@@ -53,7 +53,7 @@ impl Core {
     }
 
     /// The longest prefix that can be had: from DRAM, or by reads.
-    fn survey(&self, op: &Operation, shape: Shape) -> Hits {
+    pub(super) fn survey(&self, op: &Operation, shape: Shape) -> Hits {
         let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
         let resident = self.index.prefix(Self::keys(op), most);
         let known = |key: &PageKey| {
@@ -71,8 +71,22 @@ impl Core {
         Hits { resident, len }
     }
 
+    /// Whether a strict demand would not get all it asks for.
+    fn falls_short(&mut self, ticket: Ticket, len: usize) -> bool {
+        let short = self.operations.get(&ticket).is_some_and(|op| op.strict && len < op.hashes.len());
+        if short {
+            self.mark(Mark::StrictMiss);
+        }
+        short
+    }
+
     pub(super) fn shape_for(&self, op: &Operation) -> Option<Shape> {
         self.instances.get(&op.instance)?.shape(op.group)
+    }
+
+    /// Whether bytes can be had now without overtaking anybody.
+    pub(super) fn fits_now(&self, instance: InstanceId, bytes: u64) -> bool {
+        self.queue.is_empty() && self.fit(instance, bytes) == Fit::Now
     }
 
     fn fit(&self, instance: InstanceId, bytes: u64) -> Fit {
@@ -101,7 +115,7 @@ impl Core {
         let own_limit = self.config.query_instance_budget_bytes;
         let own = own_limit.saturating_sub(self.ledger.instance_bytes(op.instance));
         let pages = own.min(self.ledger.free_bytes()) / shape.page_bytes();
-        if pages == 0 || !self.queue.is_empty() {
+        if pages == 0 || op.strict || !self.queue.is_empty() {
             self.mark(Mark::BypassedToNothing);
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Budget, effects);
@@ -144,7 +158,7 @@ impl Core {
                 continue;
             };
             let hits = self.survey(op, shape);
-            if hits.len == 0 {
+            if hits.len == 0 || self.falls_short(ticket, hits.len) {
                 self.leave_queue(ticket);
                 self.drop_operation(ticket);
                 self.push_miss(ticket, asked, MissReason::Absent, effects);
@@ -217,9 +231,7 @@ impl Core {
         op.charge = Some((Account::Ready, bytes));
         op.pages = pages;
         op.hashes = Vec::new();
-        let before = std::mem::replace(&mut op.expires_at, expires_at);
-        self.timers.remove(&(before, ticket));
-        self.timers.insert((expires_at, ticket));
+        self.set_timer(ticket, expires_at);
         let (from, to) = (Side::Held(instance, Account::Preparing), Side::Held(instance, Account::Ready));
         self.ledger.transfer(from, to, bytes);
         self.push_state(ticket, effects);

@@ -38,8 +38,24 @@ impl Core {
         if op.group != GroupId::PROBE {
             self.counters.restored_pages += op.pages.len() as u64;
         }
+        self.count_ahead(ticket);
         self.hand_out(ticket, owing);
         Ok(())
+    }
+
+    /// Pages that were read ahead are of use now.
+    fn count_ahead(&mut self, ticket: Ticket) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        for id in &op.pages {
+            let page = self.index.pages.get_mut(*id);
+            let bytes = page.map_or(0, |page| std::mem::take(&mut page.ahead_bytes));
+            self.counters.ahead_restored_bytes += bytes;
+            if bytes > 0 {
+                self.marks.hit(Mark::AheadRestored);
+            }
+        }
     }
 
     /// A scheduler's connection ended with a ready lease: its `Restore` may have been lost with it, and a

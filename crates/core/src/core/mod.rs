@@ -10,6 +10,7 @@ mod queries;
 mod reads;
 mod saves;
 mod sessions;
+mod speculation;
 mod tier;
 mod timers;
 mod views;
@@ -143,6 +144,7 @@ impl Core {
             Event::Tick => None,
             Event::Query { session, operation, revision, .. }
             | Event::Restore { session, operation, revision }
+            | Event::Keep { session, operation, revision }
             | Event::Release { session, operation, revision }
             | Event::Cancel { session, operation, revision }
             | Event::Reserve { session, operation, revision, .. } => {
@@ -166,6 +168,7 @@ impl Core {
             Event::Query { demand, .. } => self.query(ticket, &demand, effects),
             Event::Reserve { request, .. } => self.reserve(ticket, &request, effects),
             Event::Restore { .. } => self.restore(ticket),
+            Event::Keep { .. } => self.keep_prepared(ticket),
             Event::Release { .. } => self.release(ticket),
             _ => self.cancel(ticket),
         }

@@ -216,7 +216,12 @@ impl Core {
             }
         }
         if page.parts.iter().all(Option::is_none) {
+            let ahead = page.ahead_bytes;
             self.index.pages.remove(id);
+            if ahead > 0 {
+                self.mark(Mark::AheadUnused);
+                self.counters.ahead_unused_bytes += ahead;
+            }
         }
     }
 

@@ -2,11 +2,12 @@
 
 use super::Core;
 use crate::instance::Shape;
+use crate::ledger::Account;
 use crate::operation::{Operation, demand_digest};
 use crate::session::Session;
 use crate::{
-    Demand, Effect, GroupId, Mark, Micros, MissReason, OperationId, OperationOutcome, PageKey, Phase, Plant,
-    Refusal, Revision, Ticket,
+    Demand, Effect, GroupId, Mark, Micros, MissReason, Mode, OperationId, OperationOutcome, PageKey, Phase,
+    Plant, Refusal, Revision, Ticket,
 };
 
 impl Core {
@@ -22,7 +23,7 @@ impl Core {
         self.check_count(demand.hashes.len())?;
         if let Some(live) = self.live(ticket.session, ticket.operation) {
             if live.revision == ticket.revision {
-                return self.replay_query(ticket, demand, effects);
+                return self.repeat_query(ticket, demand, effects);
             }
             self.supersede(live, ticket)?;
         } else {
@@ -89,8 +90,9 @@ impl Core {
         Ok(())
     }
 
-    /// The same request again, because a reply may have been lost: the same answer, no new charge.
-    fn replay_query(
+    /// The same request again, because a reply may have been lost: the same answer, no new charge. Or the
+    /// claim of what was prepared.
+    fn repeat_query(
         &mut self,
         ticket: Ticket,
         demand: &Demand<'_>,
@@ -99,9 +101,13 @@ impl Core {
         let Some(op) = self.operations.get(&ticket) else {
             return Err(Refusal::UnknownOperation);
         };
+        let unclaimed = op.phase.speculative();
         if op.digest != demand_digest(demand) {
-            self.mark(Mark::ParametersChanged);
+            self.mark(if unclaimed { Mark::ClaimMismatch } else { Mark::ParametersChanged });
             return Err(Refusal::ParametersChanged);
+        }
+        if unclaimed && demand.mode == Mode::Demand {
+            return self.claim(ticket, demand, effects);
         }
         self.mark(Mark::QueryReplayed);
         if self.planted(Plant::DoubleCharge) {
@@ -121,19 +127,16 @@ impl Core {
             return;
         };
         let (namespace, active) = (known.namespace, known.active);
+        let ahead = demand.mode != Mode::Demand;
         if !active && demand.group != GroupId::PROBE {
             self.mark(Mark::InactiveMiss);
-            return self.push_miss(ticket, (demand.group, asked), MissReason::Inactive, effects);
+            return self.deny(ticket, (demand.group, asked), ahead, MissReason::Inactive, effects);
         }
         if used >= self.config.operations_per_session || self.open_operations() >= self.config.operations {
             self.mark(Mark::LimitMiss);
-            return self.push_miss(ticket, (demand.group, asked), MissReason::Limit, effects);
+            return self.deny(ticket, (demand.group, asked), ahead, MissReason::Limit, effects);
         }
-        let timeout_ms = (self.config.read_timeout_ms > 0).then_some(self.config.read_timeout_ms);
-        let asked_ms = demand.deadline_ms.map(u64::from).into_iter().chain(timeout_ms).min();
-        let deadline = asked_ms.map(|ms| self.now.plus_ms(ms));
-        let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
-        let expires_at = deadline.unwrap_or(lifetime).min(lifetime);
+        let (expires_at, by_deadline) = self.end_of_wait(demand);
         let operation = Operation {
             instance,
             namespace,
@@ -142,23 +145,65 @@ impl Core {
             digest: demand_digest(demand),
             hashes: demand.hashes.to_vec(),
             pages: Vec::new(),
+            strict: demand.strict,
+            wait_full_prefix: demand.wait_full_prefix,
+            read: 0,
             loading: None,
+            reading: Account::Preparing,
             lingering: 0,
             page_bytes: shape.page_bytes(),
             charge: None,
             expires_at,
             queued: None,
-            by_deadline: deadline.is_some_and(|d| d < lifetime),
+            by_deadline,
             revoked: false,
             owing: Vec::new(),
             early: Vec::new(),
         };
+        if ahead {
+            return self.speculate(ticket, operation, shape, demand.mode, effects);
+        }
+        self.keep_operation(ticket, operation);
+        self.admit_new(ticket, shape, effects);
+    }
+
+    pub(super) fn keep_operation(&mut self, ticket: Ticket, operation: Operation) {
+        self.timers.insert((operation.expires_at, ticket));
         self.operations.insert(ticket, operation);
-        self.timers.insert((expires_at, ticket));
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
             session.operations += 1;
         }
-        self.admit_new(ticket, shape, effects);
+    }
+
+    /// When a demand stops to wait, and whether a deadline of its own says so.
+    pub(super) fn end_of_wait(&mut self, demand: &Demand<'_>) -> (Micros, bool) {
+        let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
+        let timeout_ms = (self.config.read_timeout_ms > 0).then_some(self.config.read_timeout_ms);
+        let asked_ms = demand.deadline_ms.map(u64::from).into_iter().chain(timeout_ms).min();
+        let deadline = asked_ms.map(|ms| self.now.plus_ms(ms)).filter(|at| *at < lifetime);
+        if demand.wait_full_prefix {
+            if deadline.is_some() {
+                self.mark(Mark::WaitedForFullPrefix);
+            }
+            return (lifetime, false);
+        }
+        (deadline.unwrap_or(lifetime), deadline.is_some())
+    }
+
+    /// A query that nothing is begun for. Only demands count as lookups.
+    fn deny(
+        &mut self,
+        ticket: Ticket,
+        asked: (GroupId, usize),
+        ahead: bool,
+        reason: MissReason,
+        effects: &mut Vec<Effect>,
+    ) {
+        if ahead {
+            self.counters.skipped_speculations += 1;
+            return self.push_outcome(ticket, OperationOutcome::Miss(reason), effects);
+        }
+        self.push_miss(ticket, asked, reason, effects);
     }
 
     /// Queries and saves that are not over.
@@ -181,7 +226,12 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) {
         self.counters.answer(group, asked, (0, 0));
-        effects.push(outcome(ticket, OperationOutcome::Miss(reason)));
+        self.push_outcome(ticket, OperationOutcome::Miss(reason), effects);
+    }
+
+    #[allow(clippy::unused_self, reason = "a method like the others")]
+    pub(super) fn push_outcome(&self, ticket: Ticket, state: OperationOutcome, effects: &mut Vec<Effect>) {
+        effects.push(outcome(ticket, state));
     }
 
     /// Tells the owner where its query stands.
@@ -190,7 +240,12 @@ impl Core {
             return;
         };
         let state = match op.phase {
-            Phase::Waiting | Phase::Preparing => OperationOutcome::Waiting,
+            Phase::Waiting | Phase::Preparing | Phase::Preloading | Phase::Warming => {
+                OperationOutcome::Waiting
+            }
+            Phase::Prepared => {
+                OperationOutcome::Prepared { pages: u32::try_from(op.pages.len()).unwrap_or(u32::MAX) }
+            }
             Phase::Ready if op.revoked => OperationOutcome::Miss(MissReason::Expired),
             Phase::Ready | Phase::Restoring | Phase::Draining => {
                 let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));

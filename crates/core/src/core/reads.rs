@@ -5,11 +5,14 @@ use super::Core;
 use super::eviction::Room;
 use crate::index::{Page, PageId, PageState};
 use crate::instance::Shape;
-use crate::ledger::{Account, Side};
+use crate::ledger::Side;
 use crate::loading::{Loading, Planned, Reading};
 use crate::slots::{Class, SlotState};
 use crate::stored::StoredPage;
-use crate::{Effect, Mark, MissReason, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, Ticket, Trigger};
+use crate::{
+    Effect, Mark, MissReason, OperationOutcome, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, Ticket,
+    Trigger,
+};
 
 /// What became of the next page of a plan.
 enum Step {
@@ -45,26 +48,37 @@ impl Core {
     }
 
     /// Answers if the plan is complete, or submits the next batch if the last one has ended.
-    fn advance(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+    pub(super) fn advance(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
         loop {
-            let limit = self.config.read_batches;
-            let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            let Some(op) = self.operations.get_mut(&ticket) else {
+                return;
+            };
+            let (phase, patient) = (op.phase, op.wait_full_prefix || op.phase.speculative());
+            let limit = if patient { 0 } else { self.config.read_batches };
+            let Some(loading) = op.loading.as_mut() else {
                 return;
             };
             if loading.pending > 0 {
                 return;
             }
-            while matches!(loading.plan.get(loading.next), Some(Planned::Leased { .. })) {
+            while matches!(loading.plan.get(loading.next), Some(Planned::Leased { .. } | Planned::Passed)) {
                 loading.next += 1;
             }
             let complete = loading.next == loading.plan.len();
             let enough = limit > 0 && loading.batches >= limit;
             let reason = if loading.refused { MissReason::Budget } else { MissReason::Absent };
+            if complete && phase == Phase::Warming {
+                return self.end_warm_up(ticket, effects);
+            }
             if complete || enough {
                 if !complete {
                     self.mark(Mark::BatchLimit);
                 }
                 return self.answer(ticket, reason, effects);
+            }
+            if phase == Phase::Warming && self.demands_own_bytes() {
+                self.mark(Mark::SpeculationYields);
+                return self.end_warm_up(ticket, effects);
             }
             if !self.submit_batch(ticket, effects) {
                 return;
@@ -83,7 +97,12 @@ impl Core {
                 return false;
             };
             let (at, end) = (loading.next, loading.plan.len());
-            let full = self.config.read_batch_bytes > 0 && batch_bytes >= self.config.read_batch_bytes;
+            let speculative = op.phase.speculative();
+            let full = match speculative {
+                // At most so many bytes, or one page.
+                true => batch_bytes > 0 && batch_bytes + op.page_bytes > self.config.prepared_batch_bytes,
+                false => self.config.read_batch_bytes > 0 && batch_bytes >= self.config.read_batch_bytes,
+            };
             if at >= end || full {
                 return true;
             }
@@ -145,8 +164,7 @@ impl Core {
 
     fn read_page(&mut self, ticket: Ticket, at: usize, key: PageKey, effects: &mut Vec<Effect>) -> Step {
         if let Some(page) = self.index.sealed(&key) {
-            self.take_lease(page);
-            self.place(ticket, at, Some((page, false)));
+            self.place_resident(ticket, at, page);
             return Step::Resident;
         }
         let Some(shape) = self.operations.get(&ticket).and_then(|op| self.shape_for(op)) else {
@@ -184,6 +202,35 @@ impl Core {
         }
     }
 
+    /// A page that is there already: leased, or passed by a warm-up.
+    fn place_resident(&mut self, ticket: Ticket, at: usize, page: PageId) {
+        if self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Warming) {
+            self.place(ticket, at, None);
+            self.pass(ticket, at);
+        } else {
+            self.take_lease(page);
+            self.place(ticket, at, Some((page, false)));
+        }
+    }
+
+    /// A page of a warm-up is in memory: nobody owns it, and its bytes are given back.
+    fn pass(&mut self, ticket: Ticket, at: usize) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        let planned = op.loading.as_mut().and_then(|loading| loading.plan.get_mut(at));
+        let before = planned.map(|planned| std::mem::replace(planned, Planned::Passed));
+        if let Some((account, bytes)) = op.charge {
+            op.charge = (bytes > page_bytes).then_some((account, bytes - page_bytes));
+            self.ledger.transfer(Side::Held(instance, account), Side::Free, page_bytes);
+            self.wake = true;
+        }
+        if let Some(page) = before.and_then(Planned::page) {
+            self.drop_lease(page);
+        }
+    }
+
     fn join_read(&mut self, ticket: Ticket, at: usize, page: PageId) {
         self.take_lease(page);
         if let Some(reading) = self.reads.get_mut(&page) {
@@ -215,6 +262,7 @@ impl Core {
             state: PageState::Reading,
             committed: 0,
             writing: false,
+            ahead_bytes: 0,
             depth: stored.depth,
             payload_bytes: stored.payload_bytes,
             parts: crate::index::Parts::new(),
@@ -234,8 +282,10 @@ impl Core {
         if let Some(parent) = self.index.pages.get(id).and_then(Page::parent) {
             self.link(parent);
         }
+        let ahead = self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
         let (waiters, lingerers) = Default::default();
-        self.reads.insert(id, Reading { pending: stored.parts.len(), failed: false, waiters, lingerers });
+        let pending = stored.parts.len();
+        self.reads.insert(id, Reading { pending, failed: false, ahead, waiters, lingerers });
         Some(id)
     }
 
@@ -275,6 +325,9 @@ impl Core {
             self.condemn(id);
         } else {
             self.counters.read_pages += 1;
+            if reading.ahead {
+                self.read_ahead(id);
+            }
             self.admit_read(id, key);
         }
         let bad = condemned || reading.failed;
@@ -286,6 +339,17 @@ impl Core {
         }
         self.reconsider(id);
         self.free_condemned(id);
+    }
+
+    fn read_ahead(&mut self, id: PageId) {
+        let Some(page) = self.index.pages.get_mut(id) else {
+            return;
+        };
+        let slots =
+            page.parts.iter().flatten().filter_map(|part| self.slots.segments.get(&part.slot.segment));
+        let bytes = slots.map(|segment| segment.class.slot_bytes).sum();
+        page.ahead_bytes = bytes;
+        self.counters.ahead_read_bytes += bytes;
     }
 
     /// The page is here. It becomes visible, unless somebody saved it meanwhile.
@@ -301,14 +365,29 @@ impl Core {
 
     /// A read that a demand waited for has ended.
     fn page_ended(&mut self, ticket: Ticket, id: PageId, bad: bool, effects: &mut Vec<Effect>) {
-        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let warms = op.phase == Phase::Warming;
+        let Some(loading) = op.loading.as_mut() else {
             return;
         };
         loading.pending -= 1;
-        if bad && let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
+        if !bad && warms {
+            if let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
+                self.warmed(ticket, at);
+            }
+        } else if bad && let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
             self.cut(ticket, at);
         }
         self.advance(ticket, effects);
+    }
+
+    fn warmed(&mut self, ticket: Ticket, at: usize) {
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.read += 1;
+        }
+        self.pass(ticket, at);
     }
 
     /// The plan ends before that place.
@@ -347,7 +426,8 @@ impl Core {
         op.lingering += lingering;
         let (instance, page_bytes) = (op.instance, op.page_bytes);
         if let Some((account, bytes)) = op.charge {
-            let gone = page_bytes * rest.len() as u64;
+            let passed = rest.iter().filter(|planned| **planned == Planned::Passed).count();
+            let gone = page_bytes * (rest.len() - passed) as u64;
             op.charge = (bytes > gone).then_some((account, bytes - gone));
             let free = gone - page_bytes * u64::from(lingering);
             self.ledger.transfer(Side::Held(instance, account), Side::Free, free);
@@ -361,10 +441,10 @@ impl Core {
             return;
         };
         op.lingering -= 1;
-        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        let (instance, page_bytes, reading) = (op.instance, op.page_bytes, op.reading);
         let over = op.phase == Phase::Draining && op.lingering == 0 && op.owing.is_empty();
         self.mark(Mark::Landed);
-        self.ledger.transfer(Side::Held(instance, Account::Preparing), Side::Free, page_bytes);
+        self.ledger.transfer(Side::Held(instance, reading), Side::Free, page_bytes);
         self.wake = true;
         if over {
             self.finish(ticket);
@@ -376,7 +456,11 @@ impl Core {
         let Some(loading) = self.operations.get(&ticket).and_then(|op| op.loading.as_ref()) else {
             return;
         };
-        let handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
+        let mut handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
+        if self.operations.get(&ticket).is_some_and(|op| op.strict && handed < op.hashes.len()) {
+            self.mark(Mark::StrictMiss);
+            handed = 0;
+        }
         self.cut(ticket, handed);
         self.starved.remove(&ticket);
         let Some(op) = self.operations.get_mut(&ticket) else {
@@ -384,14 +468,21 @@ impl Core {
         };
         let plan = op.loading.take().map_or_else(Vec::new, |loading| loading.plan);
         let asked = (op.group, op.hashes.len());
+        let ahead = op.phase.speculative();
         if handed == 0 {
             self.end_preparing(ticket);
-            return self.push_miss(ticket, asked, reason, effects);
+            return match ahead {
+                true => self.push_outcome(ticket, OperationOutcome::Miss(reason), effects),
+                false => self.push_miss(ticket, asked, reason, effects),
+            };
         }
         let read =
             plan.iter().filter(|planned| matches!(planned, Planned::Leased { read: true, .. })).count();
         let pages = plan.into_iter().filter_map(Planned::page).collect();
-        self.hand_over(ticket, pages, read, effects);
+        match ahead {
+            true => self.hold_prepared(ticket, pages, read, effects),
+            false => self.hand_over(ticket, pages, read, effects),
+        }
     }
 
     /// Whether a page of a plan may be handed out.

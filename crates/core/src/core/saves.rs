@@ -214,6 +214,7 @@ impl Core {
             parts: Parts::new(),
             committed: 0,
             writing: false,
+            ahead_bytes: 0,
             parent_hash,
             depth,
             payload_bytes: target.shape.payload_bytes,

@@ -49,6 +49,7 @@ impl Core {
                 self.counters.expired_leases += 1;
                 self.push_state(ticket, effects);
             }
+            Phase::Warming | Phase::Preloading | Phase::Prepared => self.expire_speculation(ticket, effects),
             Phase::Preparing => {
                 self.counters.timed_out += 1;
                 let reason = if by_deadline { MissReason::Deadline } else { MissReason::Lifetime };

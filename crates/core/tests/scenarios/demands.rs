@@ -30,7 +30,7 @@ fn a_repeated_query_is_answered_again_and_charged_once() {
         session: SCHEDULER,
         operation: ticket.operation,
         revision: ticket.revision,
-        demand: Demand { group: GROUP, hashes: &chain(0..2), deadline_ms: None },
+        demand: Demand::prefix(GROUP, &chain(0..2)),
     });
     assert_eq!(refusal(&other), &Refusal::ParametersChanged);
 }

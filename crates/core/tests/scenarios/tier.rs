@@ -54,7 +54,7 @@ fn erased(effects: &[Effect]) -> Vec<u64> {
 fn ask(world: &mut World, pages: &[BlockHash], deadline_ms: Option<u32>) -> (Ticket, Vec<SlotRef>) {
     let (operation, revision) = world.next();
     let ticket = Ticket { session: SCHEDULER, operation, revision };
-    let demand = Demand { group: GROUP, hashes: pages, deadline_ms };
+    let demand = Demand { deadline_ms, ..Demand::prefix(GROUP, pages) };
     let effects = world.step(Event::Query { session: SCHEDULER, operation, revision, demand });
     let slots = reads(&effects).into_iter().map(|(slot, _)| slot).collect();
     assert_eq!(outcomes(effects).last(), Some(&OperationOutcome::Waiting));

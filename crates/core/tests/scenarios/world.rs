@@ -113,7 +113,7 @@ impl World {
         hashes: &[BlockHash],
         deadline_ms: Option<u32>,
     ) -> Vec<OperationOutcome> {
-        let demand = Demand { group: GROUP, hashes, deadline_ms };
+        let demand = Demand { deadline_ms, ..Demand::prefix(GROUP, hashes) };
         let Ticket { session, operation, revision } = t;
         outcomes(self.step(Event::Query { session, operation, revision, demand }))
     }

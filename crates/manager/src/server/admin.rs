@@ -7,9 +7,6 @@ use crate::snapshot::{
 };
 use orbitkv_core::{Account, Event, Phase};
 
-const PHASES: [Phase; 5] =
-    [Phase::Waiting, Phase::Preparing, Phase::Ready, Phase::Restoring, Phase::Draining];
-
 impl Server {
     pub(super) fn take_admin(&mut self) {
         // At most what is there now: a flood of requests cannot hold the core thread.
@@ -81,7 +78,7 @@ impl Server {
             peak_reserved_bytes: ledger.peak_bytes(),
             speculative_reserved_bytes: ledger.speculative_bytes(),
             reserved_bytes_by_phase: Account::ALL.map(|a| (a.name(), ledger.account_bytes(a))).into(),
-            operations: PHASES.map(|phase| (phase.name(), core.operations_in(phase))).into(),
+            operations: Phase::ALL.map(|phase| (phase.name(), core.operations_in(phase))).into(),
             leases: leases().count(),
             oldest_lease_seconds: oldest,
         }

@@ -1,7 +1,7 @@
 //! From a message to an event of the core.
 
 use super::Server;
-use crate::convert::slot_ref;
+use crate::convert::{self, slot_ref};
 use crate::outbox::Ids;
 use crate::registration::max_hashes;
 use orbitkv_core::{
@@ -27,6 +27,13 @@ impl Server {
             }
             ToManager::Restore => {
                 self.feed(Event::Restore { session, operation, revision });
+            }
+            ToManager::Keep(items) => {
+                for item in items {
+                    let operation = OperationId(item.operation.get());
+                    let revision = Revision(item.revision.get());
+                    self.feed(Event::Keep { session, operation, revision });
+                }
             }
             ToManager::Release => {
                 self.feed(Event::Release { session, operation, revision });
@@ -73,11 +80,17 @@ impl Server {
         let (operation, revision) = (OperationId(header.operation.get()), Revision(header.revision.get()));
         let mut copied = std::mem::take(&mut self.scratch.hashes);
         match message {
-            ToManager::Query { group, deadline_ms, hashes }
+            ToManager::Query { group, deadline_ms, rule, hashes }
                 if self.answer_fits(id, sender, header, group, hashes) =>
             {
                 let deadline_ms = (deadline_ms > 0).then_some(deadline_ms);
-                let demand = Demand { group: GroupId(group), hashes: copy(hashes, &mut copied), deadline_ms };
+                let demand = Demand {
+                    deadline_ms,
+                    mode: convert::mode(rule.mode),
+                    strict: rule.strict,
+                    wait_full_prefix: rule.wait_full_prefix,
+                    ..Demand::prefix(GroupId(group), copy(hashes, &mut copied))
+                };
                 self.feed(Event::Query { session, operation, revision, demand });
             }
             ToManager::Reserve { group, parent, first_depth, hashes }

@@ -1,7 +1,7 @@
 //! A solo engine: one session that schedules and copies.
 
 use super::{Client, Manager, hello};
-use orbitkv_wire::{CommitItem, GrantStatus, Hash, Hello, Kind, Part, ToClient, ToManager};
+use orbitkv_wire::{CommitItem, GrantStatus, Hash, Hello, Kind, Part, QueryRule, ToClient, ToManager};
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 
@@ -113,7 +113,11 @@ impl Engine {
     pub fn query(&mut self, blocks: &[u64]) -> (u64, Vec<Part>) {
         let operation = self.next_operation();
         let hashes: Vec<Hash> = blocks.iter().map(|i| hash(*i)).collect();
-        self.send(&ToManager::Query { group: 0, deadline_ms: 0, hashes: &hashes }, operation, 0);
+        self.send(
+            &ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes },
+            operation,
+            0,
+        );
         loop {
             let answer = self.expect(Kind::Operation);
             assert_eq!(answer.operation, operation);

@@ -39,6 +39,7 @@ impl Model {
         self.effects(event, effects, core)?;
         self.tidy();
         self.learn_reads(core)?;
+        self.check_speculation(now, event, core)?;
         self.compare_operations(core)?;
         self.compare_accounts(core)?;
         let filling: u64 = self.fills.values().map(|f| f.bytes).sum();
@@ -76,10 +77,11 @@ impl Model {
             let idle = op.phase == Phase::Draining && op.owing.is_empty() && lingering == 0;
             ensure(!idle, Checker::Liveness, || format!("{ticket:?} drains and waits for nobody"))?;
             let bytes = match view.phase {
-                Phase::Preparing => view.bytes,
+                Phase::Preparing | Phase::Preloading | Phase::Warming => view.bytes,
                 _ => page_bytes * view.pages as u64 + lingering,
             };
-            let shrinks = view.phase == Phase::Waiting || bytes <= op.bytes || op.lingering_bytes < lingering;
+            let first = !std::mem::replace(&mut op.learned, view.phase != Phase::Waiting);
+            let shrinks = first || bytes <= op.bytes || op.lingering_bytes < lingering;
             ensure(shrinks && view.bytes == bytes, Checker::Ledger, || {
                 format!("{ticket:?} owned {} bytes, now {view:?}", op.bytes)
             })?;
@@ -117,12 +119,13 @@ impl Model {
         let mut totals: BTreeMap<_, u64> = BTreeMap::new();
         for op in self.operations.values().filter(|op| op.phase != Phase::Waiting) {
             let account = match (op.phase, op.handed) {
-                (Phase::Preparing, _) => Account::Preparing,
+                (Phase::Preparing | Phase::Preloading | Phase::Warming, _) => op.reading,
                 (_, true) => Account::Restoring,
+                (_, false) if op.unclaimed => Account::Prepared,
                 (_, false) => Account::Ready,
             };
             *rows.entry((op.instance, account)).or_default() += op.bytes - op.lingering_bytes;
-            *rows.entry((op.instance, Account::Preparing)).or_default() += op.lingering_bytes;
+            *rows.entry((op.instance, op.reading)).or_default() += op.lingering_bytes;
             *totals.entry(op.instance).or_default() += op.bytes;
         }
         let ledger = core.ledger();

@@ -58,9 +58,17 @@ impl Model {
             OperationOutcome::Waiting => ensure(waits(op.phase), Checker::Model, || {
                 format!("{ticket:?} is {:?} and was told to wait", op.phase)
             }),
+            OperationOutcome::Prepared { pages } => self.prepared(ticket, *pages, core),
+            OperationOutcome::Warmed { .. } => {
+                let warms = op.phase == Phase::Warming;
+                self.stop(ticket);
+                ensure(warms, Checker::Model, || format!("{ticket:?} did not warm up anything"))
+            }
             OperationOutcome::Miss(reason) => self.missed(ticket, *reason, core),
             OperationOutcome::Ready { pages, shards, parts } => match op.phase {
-                Phase::Waiting | Phase::Preparing => self.leased(ticket, (*pages, *shards), parts, core),
+                Phase::Waiting | Phase::Preparing | Phase::Prepared => {
+                    self.leased(ticket, (*pages, *shards), parts, core)
+                }
                 _ => ensure(op.parts == *parts, Checker::Model, || {
                     format!("{ticket:?} was answered with other pages than before")
                 }),
@@ -68,26 +76,44 @@ impl Model {
         }
     }
 
+    /// A preparation is complete: its pages are leased.
+    fn prepared(&mut self, ticket: Ticket, pages: u32, core: &Core) -> Checked {
+        let view = core.operations().find(|view| view.ticket == ticket);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return Ok(());
+        };
+        let fits = matches!(op.phase, Phase::Preloading | Phase::Prepared) && op.unclaimed;
+        ensure(fits, Checker::Model, || format!("{ticket:?} is {:?} and was told it is prepared", op.phase))?;
+        op.phase = Phase::Prepared;
+        let leased = view.is_none_or(|view| view.pages == pages as usize);
+        ensure(leased && pages > 0 && pages as usize <= op.hashes.len(), Checker::Model, || {
+            format!("{ticket:?} was told of {pages} pages, the core has {view:?}")
+        })
+    }
+
     fn missed(&mut self, ticket: Ticket, reason: MissReason, core: &Core) -> Checked {
         let Some(op) = self.operations.get(&ticket) else {
             return Ok(());
         };
         let fits = match reason {
-            MissReason::Expired => op.phase == Phase::Ready,
+            MissReason::Expired => op.phase == Phase::Ready || op.phase.speculative(),
+            _ if op.phase.speculative() => true,
             _ => waits(op.phase),
         };
-        let prepared = op.phase == Phase::Preparing;
+        let prepared = op.phase != Phase::Waiting;
+        let ready = op.phase == Phase::Ready;
         ensure(fits, Checker::Model, || {
             format!("{ticket:?} is {:?} and became a miss: {reason:?}", op.phase)
         })?;
         // What a read brought or lost in between is not known here.
         if reason == MissReason::Absent && !prepared {
-            ensure(self.expected(ticket, core) == 0, Checker::Model, || {
+            let enough = if op.rule.0 { op.hashes.len() } else { 1 };
+            ensure(self.expected(ticket, core) < enough, Checker::Model, || {
                 format!("{ticket:?} missed a page that is there")
             })?;
         }
         // An expired lease is asked for; it stands until it is given back.
-        if reason != MissReason::Expired {
+        if reason != MissReason::Expired || !ready {
             self.stop(ticket);
         }
         Ok(())
@@ -142,7 +168,7 @@ impl Model {
         let bypassed = page_bytes * expected as u64 > own;
         // What came of reads is not known here. An answer at once has at least what was in memory: there
         // may be no memory to read the rest.
-        let prepared = op.phase == Phase::Preparing;
+        let prepared = op.phase != Phase::Waiting;
         let least = self.prefix(ticket, |key| self.resident(key, core));
         let fits = (count >= least || bypassed) && count <= expected;
         ensure(fits || prepared, Checker::Model, || {
@@ -166,5 +192,5 @@ impl Model {
 
 /// Whether a final answer is still to come.
 fn waits(phase: Phase) -> bool {
-    matches!(phase, Phase::Waiting | Phase::Preparing)
+    matches!(phase, Phase::Waiting | Phase::Preparing | Phase::Preloading | Phase::Warming)
 }

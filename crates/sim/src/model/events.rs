@@ -2,8 +2,8 @@
 
 use super::{Model, Operation, Session};
 use orbitkv_core::{
-    ClientId, Demand, Event, GroupId, Micros, OperationId, Phase, Role, SaveRequest, SessionId, SessionSpec,
-    SlotRef, Ticket,
+    Account, ClientId, Demand, Event, GroupId, Micros, Mode, OperationId, Phase, Role, SaveRequest,
+    SessionId, SessionSpec, SlotRef, Ticket,
 };
 use std::collections::BTreeSet;
 
@@ -28,6 +28,7 @@ impl Model {
             Event::SessionOpened { .. } => Verdict::Either,
             Event::Query { session, .. }
             | Event::Restore { session, .. }
+            | Event::Keep { session, .. }
             | Event::Release { session, .. }
             | Event::Cancel { session, .. }
             | Event::Reserve { session, .. }
@@ -54,7 +55,8 @@ impl Model {
                 let op = live.filter(|t| t.revision == revision).and_then(|t| self.operations.get(&t));
                 refuse_if(op.is_none_or(|op| {
                     let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
-                    matches!(op.phase, Phase::Waiting | Phase::Preparing) || nobody
+                    let early = matches!(op.phase, Phase::Waiting | Phase::Preparing);
+                    early || op.phase.speculative() || nobody
                 }))
             }
             Event::Release { session, operation, revision }
@@ -78,6 +80,7 @@ impl Model {
                 refuse_if(self.open(scheduler).is_some() && scheduler != session)
             }
             Event::Attest { .. }
+            | Event::Keep { .. }
             | Event::CopyDone { .. }
             | Event::BadPage { .. }
             | Event::Forget { .. }
@@ -98,8 +101,12 @@ impl Model {
     fn verdict_on_query(&self, ticket: Ticket, demand: &Demand<'_>) -> Verdict {
         match self.live(ticket.session, ticket.operation) {
             Some(live) if ticket.revision == live.revision => {
-                let same = |op: &Operation| op.group == demand.group && op.hashes == demand.hashes;
-                refuse_if(!self.operations.get(&live).is_some_and(same))
+                let rule = (demand.strict, demand.wait_full_prefix);
+                let fits = |op: &Operation| {
+                    let same = op.group == demand.group && op.hashes == demand.hashes && op.rule == rule;
+                    same && !(op.phase == Phase::Warming && demand.mode == Mode::Demand)
+                };
+                refuse_if(!self.operations.get(&live).is_some_and(fits))
             }
             Some(live) => refuse_if(ticket.revision < live.revision),
             None => refuse_if(self.used(ticket)),
@@ -151,6 +158,11 @@ impl Model {
                     self.stop(live);
                 }
             }
+            Event::Keep { session, operation, revision } => {
+                if let Some(op) = self.operations.get_mut(&Ticket { session, operation, revision }) {
+                    op.kept_us = now.0;
+                }
+            }
             Event::CopyDone { session, ticket } => self.copy_done(session, ticket),
             Event::Commit { slot, crc, .. } => self.committed(slot, crc),
             Event::Abort { slot, .. } => self.aborted(slot),
@@ -200,7 +212,7 @@ impl Model {
         self.use_number(ticket.session, ticket.operation);
         if let Some(live) = self.live(ticket.session, ticket.operation) {
             if live.revision == ticket.revision {
-                return;
+                return self.claim(live, demand);
             }
             self.stop(live);
         }
@@ -210,12 +222,26 @@ impl Model {
         let lifetime = self.config.operation_lifetime_ms;
         let timeout = Some(self.config.read_timeout_ms).filter(|ms| *ms > 0);
         let asked = demand.deadline_ms.map(u64::from);
-        let wait_ms = [asked, timeout].into_iter().flatten().fold(lifetime, u64::min);
+        let cut = [asked, timeout].into_iter().flatten().filter(|_| !demand.wait_full_prefix);
+        let wait_ms = cut.fold(lifetime, u64::min);
         let (shards, slot_bytes) = self.shape(ticket.session, demand.group);
         self.arrivals += 1;
         let operation = Operation {
             instance,
-            phase: Phase::Waiting,
+            phase: match demand.mode {
+                Mode::Demand => Phase::Waiting,
+                Mode::Prepare => Phase::Preloading,
+                Mode::WarmUp => Phase::Warming,
+            },
+            rule: (demand.strict, demand.wait_full_prefix),
+            reading: match demand.mode {
+                Mode::Demand => Account::Preparing,
+                Mode::Prepare => Account::Preloading,
+                Mode::WarmUp => Account::Warming,
+            },
+            unclaimed: demand.mode == Mode::Prepare,
+            kept_us: now.0,
+            learned: false,
             handed: false,
             group: demand.group,
             hashes: demand.hashes.to_vec(),
@@ -228,6 +254,20 @@ impl Model {
             place: (now.plus_ms(wait_ms).0, self.arrivals),
         };
         self.operations.insert(ticket, operation);
+    }
+
+    /// A demand for what was prepared: from now on it is one like any other.
+    fn claim(&mut self, ticket: Ticket, demand: &Demand<'_>) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        if demand.mode == Mode::Demand && op.unclaimed {
+            op.unclaimed = false;
+            op.reading = Account::Preparing;
+            if op.phase == Phase::Preloading {
+                op.phase = Phase::Preparing;
+            }
+        }
     }
 
     fn handed(&mut self, ticket: Ticket) {

@@ -10,13 +10,14 @@ mod effects;
 mod events;
 mod fairness;
 mod pages;
+mod speculation;
 mod tier;
 
 use crate::content::Key;
 use crate::plan::slot_bytes;
 use orbitkv_core::{
-    BlockHash, ClientId, Config, GroupId, InstanceId, OperationId, PagePart, Phase, Revision, SessionId,
-    SessionSpec, SlotRef, Ticket,
+    Account, BlockHash, ClientId, Config, GroupId, InstanceId, OperationId, PagePart, Phase, Revision,
+    SessionId, SessionSpec, SlotRef, Ticket,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,6 +35,16 @@ struct Session {
 pub(crate) struct Operation {
     instance: InstanceId,
     pub(crate) phase: Phase,
+    /// What was asked for, beside the pages.
+    rule: (bool, bool),
+    /// Where its reads are booked.
+    reading: Account,
+    /// It was prepared, and nobody has claimed it.
+    unclaimed: bool,
+    /// When its owner was last heard to want it.
+    kept_us: u64,
+    /// The core has shown what it has reserved.
+    learned: bool,
     /// Handed to the workers: its bytes are booked as being restored.
     handed: bool,
     group: GroupId,

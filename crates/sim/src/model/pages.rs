@@ -155,7 +155,10 @@ impl Model {
         let leased: BTreeSet<SlotRef> =
             self.operations.values().flat_map(|op| &op.parts).map(|p| p.slot).collect();
         // A demand that prepares leases what it found in memory.
-        let preparing = self.operations.iter().filter(|(_, op)| op.phase == Phase::Preparing);
+        let preparing = self
+            .operations
+            .iter()
+            .filter(|(_, op)| matches!(op.phase, Phase::Preparing | Phase::Preloading | Phase::Prepared));
         let wanted = preparing.flat_map(|(t, op)| op.hashes.iter().map(move |h| (t.session, op.group, *h)));
         let wanted: BTreeSet<_> = wanted.filter_map(|(s, group, hash)| self.key(s, group, hash)).collect();
         for (_, commits) in self.complete.iter_mut().filter(|(key, _)| !wanted.contains(*key)) {

@@ -3,7 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use orbitkv_wire::{
-    CommitItem, GrantStatus, GrantedBody, Hash, Kind, Part, Slot, ToClient, ToManager, WireMiss, write_frame,
+    CommitItem, GrantStatus, GrantedBody, Hash, KeepItem, Kind, Part, QueryMode, QueryRule, Slot, ToClient,
+    ToManager, WireMiss, write_frame,
 };
 use proptest::prelude::*;
 
@@ -19,6 +20,7 @@ pub(crate) struct Fields {
     pub(crate) hashes: Vec<Hash>,
     pub(crate) slots: Vec<Slot>,
     pub(crate) items: Vec<CommitItem>,
+    pub(crate) kept: Vec<KeepItem>,
     pub(crate) shards: u16,
     pub(crate) statuses: Vec<u8>,
     pub(crate) parts: Vec<Part>,
@@ -26,8 +28,8 @@ pub(crate) struct Fields {
     pub(crate) miss: WireMiss,
 }
 
-pub(crate) const TO_MANAGER: usize = 15;
-pub(crate) const TO_CLIENT: usize = 12;
+pub(crate) const TO_MANAGER: usize = 16;
+pub(crate) const TO_CLIENT: usize = 14;
 
 fn slot() -> impl Strategy<Value = Slot> {
     any::<[u32; 3]>().prop_map(|[segment, index, generation]| Slot {
@@ -71,6 +73,12 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
     (numbers, lists, grants, "\\PC{0,40}", miss()).prop_map(|(numbers, lists, grants, text, miss)| {
         let (group, small, large, boot, flag, hash) = numbers;
         let (hashes, slots, items) = lists;
+        let kept = slots.iter().map(|slot: &Slot| KeepItem {
+            operation: large.into(),
+            revision: slot.index,
+            zero: 0.into(),
+        });
+        let kept = kept.collect();
         let (shards, statuses, parts) = grants;
         Fields {
             group,
@@ -82,6 +90,7 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
             hashes,
             slots,
             items,
+            kept,
             shards,
             statuses,
             parts,
@@ -92,12 +101,17 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
 }
 
 impl Fields {
+    fn rule(&self) -> QueryRule {
+        let mode = [QueryMode::Demand, QueryMode::Prepare, QueryMode::WarmUp][self.small as usize % 3];
+        QueryRule { mode, strict: self.flag, wait_full_prefix: self.large.is_multiple_of(2) }
+    }
+
     pub(crate) fn to_manager(&self, which: usize) -> ToManager<'_> {
         let hashes = &self.hashes[..];
         match which {
             0 => ToManager::Hello(self.text.as_bytes()),
             1 => ToManager::Attest { passed: self.flag },
-            2 => ToManager::Query { group: self.group, deadline_ms: self.small, hashes },
+            2 => ToManager::Query { group: self.group, deadline_ms: self.small, rule: self.rule(), hashes },
             3 => ToManager::Restore,
             4 => ToManager::Release,
             5 => ToManager::Cancel,
@@ -114,6 +128,8 @@ impl Fields {
             11 => ToManager::Fenced { scheduler: self.large },
             12 => ToManager::Forget { group: self.group, hashes },
             13 => ToManager::Reset,
+            14 => ToManager::Keep(&self.kept),
+            14 => ToManager::Keep(&self.kept),
             _ => ToManager::CopiesEnded { session: self.large },
         }
     }
@@ -125,6 +141,8 @@ impl Fields {
             0 => ToClient::Welcome { boot: self.boot },
             1 => ToClient::Rejected { text: &self.text },
             2 => ToClient::Waiting,
+            12 => ToClient::Prepared { pages: self.small },
+            13 => ToClient::Warmed { pages: self.small },
             3 => ToClient::Ready {
                 pages: u32::try_from(pages).unwrap(),
                 shards: self.shards,

@@ -1,0 +1,257 @@
+//! Reads ahead of demand: owned preparations, which a request claims, and warm-ups, which nobody owns.
+//!
+//! Both live in a share of the budgets, and only while no demand waits. A range that does not fit is
+//! skipped, never cut: half a range read ahead would make the demand behind it wait for the rest anyway.
+
+use super::Core;
+use crate::index::{PageId, PageState};
+use crate::instance::Shape;
+use crate::ledger::{Account, Side};
+use crate::loading::{Loading, Planned};
+use crate::operation::Operation;
+use crate::{
+    Demand, Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Refusal, SessionId,
+    Ticket, Trigger,
+};
+
+impl Core {
+    /// Begins a preparation or a warm-up, or skips it.
+    pub(super) fn speculate(
+        &mut self,
+        ticket: Ticket,
+        mut op: Operation,
+        shape: Shape,
+        mode: Mode,
+        effects: &mut Vec<Effect>,
+    ) {
+        let warm = mode == Mode::WarmUp;
+        let hits = self.survey(&op, shape);
+        let skipped = if self.speculations_full(ticket.session, warm) {
+            self.mark(Mark::SpeculationLimit);
+            Some(MissReason::Limit)
+        } else if hits.len == 0 || (warm && hits.resident.len() == hits.len) {
+            Some(MissReason::Absent)
+        } else {
+            let pages = if warm { hits.len - hits.resident.len() } else { hits.len };
+            let bytes = op.page_bytes * pages as u64;
+            (!self.may_speculate(op.instance, bytes, warm)).then_some(MissReason::Budget)
+        };
+        if let Some(reason) = skipped {
+            self.counters.skipped_speculations += 1;
+            return self.push_outcome(ticket, OperationOutcome::Miss(reason), effects);
+        }
+        self.counters.speculations += 1;
+        op.hashes.truncate(hits.len);
+        let (phase, account, ttl_ms) = if warm {
+            // What is resident already is neither leased nor counted as used.
+            op.hashes.drain(..hits.resident.len());
+            self.mark(Mark::WarmUpBegun);
+            (Phase::Warming, Account::Warming, self.config.warm_up_lifetime_ms)
+        } else {
+            self.mark(Mark::PreparationBegun);
+            (Phase::Preloading, Account::Preloading, self.config.unclaimed_ttl_ms)
+        };
+        let bytes = op.page_bytes * op.hashes.len() as u64;
+        (op.phase, op.reading, op.charge) = (phase, account, Some((account, bytes)));
+        op.expires_at = self.now.plus_ms(ttl_ms);
+        self.ledger.transfer(Side::Free, Side::Held(op.instance, account), bytes);
+        let len = op.hashes.len();
+        self.keep_operation(ticket, op);
+        if warm {
+            let loading = Loading { plan: vec![Planned::Stored; len], ..Loading::default() };
+            if let Some(op) = self.operations.get_mut(&ticket) {
+                op.loading = Some(loading);
+            }
+            self.advance(ticket, effects);
+        } else {
+            self.begin_loading(ticket, len, effects);
+        }
+        if self.operations.get(&ticket).is_some_and(|op| op.loading.is_some()) {
+            self.push_state(ticket, effects);
+        }
+    }
+
+    /// Whether that session, or all of them, read ahead as much as they may.
+    fn speculations_full(&self, session: SessionId, warm: bool) -> bool {
+        let all = self.operations.values().filter(|op| op.phase.speculative()).count();
+        let own = |of: fn(Phase) -> bool| {
+            self.operations.iter().filter(|(t, op)| t.session == session && of(op.phase)).count()
+        };
+        let full = if warm {
+            own(|phase| phase == Phase::Warming) >= self.config.warm_ups_per_session
+        } else {
+            own(|phase| phase.speculative() && phase != Phase::Warming)
+                >= self.config.preparations_per_session
+        };
+        full || all >= self.config.speculations
+    }
+
+    /// Whether so many bytes fit the speculative share and are in nobody's way.
+    fn may_speculate(&mut self, instance: InstanceId, bytes: u64, warm: bool) -> bool {
+        let (all, own) = (self.ledger.speculative_bytes(), self.ledger.instance_speculative_bytes(instance));
+        let fits = all + bytes <= self.config.speculative_share(self.config.query_budget_bytes)
+            && own + bytes <= self.config.speculative_share(self.config.query_instance_budget_bytes);
+        if !fits {
+            self.mark(Mark::SpeculationTooLarge);
+            return false;
+        }
+        let yields = !self.fits_now(instance, bytes) || (warm && self.demands_own_bytes());
+        if yields {
+            self.mark(Mark::SpeculationYields);
+        }
+        !yields
+    }
+
+    /// Whether any demand owns bytes, or waits for some.
+    pub(super) fn demands_own_bytes(&self) -> bool {
+        !self.queue.is_empty() || self.ledger.reserved_bytes() > self.ledger.speculative_bytes()
+    }
+
+    /// All pages of a preparation are leased and here, `read` of them by a read.
+    pub(super) fn hold_prepared(
+        &mut self,
+        ticket: Ticket,
+        pages: Vec<PageId>,
+        read: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.move_phase(ticket, Trigger::Lease);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let bytes = op.page_bytes * pages.len() as u64;
+        let instance = op.instance;
+        op.charge = Some((Account::Prepared, bytes));
+        op.pages = pages;
+        op.read = read;
+        let (from, to) = (Side::Held(instance, op.reading), Side::Held(instance, Account::Prepared));
+        self.ledger.transfer(from, to, bytes);
+        self.push_state(ticket, effects);
+    }
+
+    /// The request that pages were prepared for has come. Bytes change their account and nothing is freed;
+    /// from here on it is a demand like any other, and counts as a lookup.
+    pub(super) fn claim(
+        &mut self,
+        ticket: Ticket,
+        demand: &Demand<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
+        let Some(op) = self.operations.get(&ticket) else {
+            return Err(Refusal::UnknownOperation);
+        };
+        let phase = op.phase;
+        if phase == Phase::Warming {
+            return Err(Refusal::WrongPhase { phase: phase.name(), what: "claim" });
+        }
+        self.counters.claims += 1;
+        let (expires_at, by_deadline) = self.end_of_wait(demand);
+        let prepared = phase == Phase::Prepared;
+        if prepared && self.forgotten_since(ticket) {
+            let asked = (demand.group, demand.hashes.len());
+            self.stop(ticket);
+            self.push_miss(ticket, asked, MissReason::Absent, effects);
+            return Ok(());
+        }
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return Ok(());
+        };
+        let instance = op.instance;
+        op.phase = op.phase.after(Trigger::Claim).unwrap_or(op.phase);
+        op.by_deadline = by_deadline;
+        let lingering = op.page_bytes * u64::from(op.lingering);
+        let reading = std::mem::replace(&mut op.reading, Account::Preparing);
+        let (from, to) = if prepared {
+            (Account::Prepared, Account::Ready)
+        } else {
+            (Account::Preloading, Account::Preparing)
+        };
+        let bytes = op.charge.map_or(0, |(_, bytes)| bytes);
+        op.charge = op.charge.map(|(_, bytes)| (to, bytes));
+        let (asked, read, pages) = ((op.group, demand.hashes.len()), op.read, op.pages.len());
+        self.ledger.transfer(Side::Held(instance, from), Side::Held(instance, to), bytes);
+        self.ledger.transfer(
+            Side::Held(instance, reading),
+            Side::Held(instance, Account::Preparing),
+            lingering,
+        );
+        if prepared {
+            self.mark(Mark::ClaimedPrepared);
+            self.counters.answer(asked.0, asked.1, (pages - read, read));
+            self.set_timer(ticket, self.now.plus_ms(self.config.lease_ttl_ms));
+        } else {
+            self.mark(Mark::ClaimedPreloading);
+            self.set_timer(ticket, expires_at);
+        }
+        self.push_state(ticket, effects);
+        Ok(())
+    }
+
+    /// Gives back what was forgotten or found bad since it was prepared, and what is behind it. Returns
+    /// whether nothing is left.
+    fn forgotten_since(&mut self, ticket: Ticket) -> bool {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return true;
+        };
+        let here = |id: &PageId| {
+            let state = self.index.pages.get(*id).map(|page| page.state);
+            matches!(state, Some(PageState::Sealed | PageState::Spare))
+        };
+        let left = op.pages.iter().take_while(|id| here(id)).count();
+        let gone = op.pages.split_off(left);
+        if gone.is_empty() {
+            return false;
+        }
+        let bytes = op.page_bytes * gone.len() as u64;
+        op.read = op.read.min(left);
+        let (instance, held) = (op.instance, op.page_bytes * left as u64);
+        op.charge = (left > 0).then_some((Account::Prepared, held));
+        self.mark(Mark::ForgottenWhilePrepared);
+        self.ledger.transfer(Side::Held(instance, Account::Prepared), Side::Free, bytes);
+        self.wake = true;
+        gone.into_iter().rev().for_each(|id| self.drop_lease(id));
+        left == 0
+    }
+
+    /// The owner still wants what it prepared. Unknown and claimed operations are late words.
+    pub(super) fn keep_prepared(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+        self.session(ticket.session)?;
+        let waits = |op: &Operation| matches!(op.phase, Phase::Preloading | Phase::Prepared);
+        if self.operations.get(&ticket).is_some_and(waits) {
+            self.mark(Mark::Kept);
+            self.set_timer(ticket, self.now.plus_ms(self.config.unclaimed_ttl_ms));
+        }
+        Ok(())
+    }
+
+    /// Nobody came for it in time.
+    pub(super) fn expire_speculation(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        if op.phase == Phase::Warming {
+            return self.end_warm_up(ticket, effects);
+        }
+        self.mark(Mark::PreparationExpired);
+        self.counters.expired_preparations += 1;
+        self.stop(ticket);
+        self.push_outcome(ticket, OperationOutcome::Miss(MissReason::Expired), effects);
+    }
+
+    /// A warm-up has read what it could.
+    pub(super) fn end_warm_up(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        let pages = self.operations.get(&ticket).map_or(0, |op| op.read);
+        self.end_preparing(ticket);
+        let pages = u32::try_from(pages).unwrap_or(u32::MAX);
+        self.push_outcome(ticket, OperationOutcome::Warmed { pages }, effects);
+    }
+
+    pub(super) fn set_timer(&mut self, ticket: Ticket, at: Micros) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let before = std::mem::replace(&mut op.expires_at, at);
+        self.timers.remove(&(before, ticket));
+        self.timers.insert((at, ticket));
+    }
+}
