@@ -30,6 +30,8 @@ pub struct SlotView {
     pub readers: u32,
     /// A write to the slower tier reads it.
     pub writing: bool,
+    /// Its page is a second copy, kept for those who leased it.
+    pub spare: bool,
     /// Whose bytes.
     pub key: Option<PageKey>,
 }

@@ -112,9 +112,14 @@ impl Plan {
         let classes = engines.iter().map(classes).max().unwrap_or(1);
         let config = config(rng, plant, &engines, slot_max.unwrap_or(SLOT_UNIT_BYTES), classes);
         let fast = rng.range(200, 20_000);
+        let mut faults = Faults::new(rng);
+        if config.tier && rng.chance(75) {
+            // Memory is emptied often, so that pages are read back.
+            faults.admin = rng.range(3, 20);
+        }
         Self {
             config,
-            faults: Faults::new(rng),
+            faults,
             chains: usize::try_from(rng.range(1, 8)).unwrap_or(1),
             chain_pages: usize::try_from(rng.range(2, 12)).unwrap_or(2),
             request_pages: rng.range(1, 6),

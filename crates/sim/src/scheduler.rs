@@ -165,6 +165,8 @@ impl World {
                 let known = self.current(client, operation, revision);
                 match known {
                     Some(ask) if ask.abuses > 0 => ask.abuses -= 1,
+                    // It has a lease whatever became of the request: it ends with a release.
+                    Some(Ask { state: AskState::Ready { .. } | AskState::Handed { .. }, .. }) => {}
                     Some(_) => drop(self.drop_ask(client, operation)),
                     None => {}
                 }

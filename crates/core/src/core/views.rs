@@ -1,6 +1,7 @@
 //! Read-only looks, for metrics and checkers.
 
 use super::Core;
+use crate::index::PageState;
 use crate::slots::{Slot, SlotState};
 use crate::{
     Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId, SlotRef,
@@ -158,11 +159,13 @@ impl Core {
 
     fn slot_view(&self, at: SlotRef, slot: &Slot) -> SlotView {
         let page = slot.page.and_then(|id| self.index.pages.get(id));
+        let spare = page.is_some_and(|page| page.state == PageState::Spare);
         SlotView {
             slot: at,
             state: slot.state,
             readers: slot.readers,
             writing: slot.writing,
+            spare,
             key: page.map(|p| p.key),
         }
     }

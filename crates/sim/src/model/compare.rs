@@ -19,6 +19,7 @@ impl Model {
             Effect::Refused { refusal, .. } => Some(refusal.to_string()),
             _ => None,
         });
+        self.fresh = None;
         let verdict = self.verdict(event);
         let agrees = match verdict {
             Verdict::MustAccept => refused.is_none(),

@@ -134,8 +134,10 @@ impl Model {
 
     /// Whether a page is committed and still in memory.
     fn resident(&self, key: &Key, core: &Core) -> bool {
-        let slot = |part: &PagePart| core.slot(part.slot).is_some_and(|s| s.state == SlotState::Resident);
-        self.complete.get(key).into_iter().flatten().any(|parts| parts.iter().all(slot))
+        let whole = |part: &PagePart| {
+            core.slot(part.slot).is_some_and(|s| s.state == SlotState::Resident && !s.spare)
+        };
+        self.complete.get(key).into_iter().flatten().any(|parts| parts.iter().all(whole))
     }
 
     /// A first answer with pages: each must be committed in full, under that name, and not forgotten.

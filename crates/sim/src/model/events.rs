@@ -254,6 +254,7 @@ impl Model {
             place: (now.plus_ms(wait_ms).0, self.arrivals),
         };
         self.operations.insert(ticket, operation);
+        self.fresh = Some(ticket);
     }
 
     /// A demand for what was prepared: from now on it is one like any other.

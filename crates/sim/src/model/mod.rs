@@ -103,6 +103,8 @@ pub(crate) struct Model {
     /// Every complete commit that has not been forgotten since.
     complete: BTreeMap<Key, Vec<Vec<PagePart>>>,
     arrivals: u64,
+    /// Made by the event that is being observed.
+    fresh: Option<Ticket>,
     tier: tier::Tier,
 }
 
@@ -118,6 +120,7 @@ impl Model {
             next_page: 0,
             complete: BTreeMap::new(),
             arrivals: 0,
+            fresh: None,
             tier: tier::Tier::default(),
         }
     }

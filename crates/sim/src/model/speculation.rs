@@ -66,7 +66,7 @@ impl Model {
 
     /// A read ahead was begun just now, not repeated: nobody may wait for bytes, and a warm-up gives way to any owner.
     fn check_begin(&self, ticket: Ticket, core: &Core) -> Checked {
-        let begun = |op: &&Operation| op.phase.speculative() && op.place.1 == self.arrivals;
+        let begun = |op: &&Operation| op.phase.speculative() && self.fresh == Some(ticket);
         let Some(op) = self.operations.get(&ticket).filter(begun) else {
             return Ok(());
         };
