@@ -28,13 +28,19 @@ pub enum Plant {
     TrustReads,
     /// Forgetting and reset do not reach the slower tier.
     KeepStored,
+    /// Reads ahead of demand may own any share of the budgets.
+    IgnoreShare,
+    /// A preparation that nobody claims stays.
+    KeepUnclaimed,
+    /// A claim of other pages gets what was prepared.
+    ClaimAnything,
     /// Quarantine survives the attestation of a reconnected client.
     KeepQuarantine,
 }
 
 impl Plant {
     /// All of them, in order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::FreeAtSocketClose,
         Self::FreeOnCancel,
         Self::LeakOnCancel,
@@ -47,6 +53,9 @@ impl Plant {
         Self::HandOffUnread,
         Self::TrustReads,
         Self::KeepStored,
+        Self::IgnoreShare,
+        Self::KeepUnclaimed,
+        Self::ClaimAnything,
         Self::KeepQuarantine,
     ];
 
@@ -66,6 +75,9 @@ impl Plant {
             Self::HandOffUnread => "hand-off-unread",
             Self::TrustReads => "trust-reads",
             Self::KeepStored => "keep-stored",
+            Self::IgnoreShare => "ignore-share",
+            Self::KeepUnclaimed => "keep-unclaimed",
+            Self::ClaimAnything => "claim-anything",
             Self::KeepQuarantine => "keep-quarantine",
         }
     }

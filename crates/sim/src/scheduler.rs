@@ -166,9 +166,8 @@ impl World {
                 match known {
                     Some(ask) if ask.abuses > 0 => ask.abuses -= 1,
                     // It has a lease whatever became of the request: it ends with a release.
-                    Some(Ask { state: AskState::Ready { .. } | AskState::Handed { .. }, .. }) => {}
+                    Some(Ask { state: AskState::Ready { .. } | AskState::Handed { .. }, .. }) | None => {}
                     Some(_) => drop(self.drop_ask(client, operation)),
-                    None => {}
                 }
             }
             ToClient::InstanceState { .. }

@@ -6,6 +6,7 @@ mod eviction;
 mod leases;
 mod memory;
 mod pages;
+mod plan;
 mod queries;
 mod reads;
 mod saves;

@@ -102,7 +102,8 @@ impl Core {
             return Err(Refusal::UnknownOperation);
         };
         let unclaimed = op.phase.speculative();
-        if op.digest != demand_digest(demand) {
+        let claims_anything = unclaimed && self.planted(Plant::ClaimAnything);
+        if op.digest != demand_digest(demand) && !claims_anything {
             self.mark(if unclaimed { Mark::ClaimMismatch } else { Mark::ParametersChanged });
             return Err(Refusal::ParametersChanged);
         }

@@ -10,8 +10,8 @@ use crate::ledger::{Account, Side};
 use crate::loading::{Loading, Planned};
 use crate::operation::Operation;
 use crate::{
-    Demand, Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Refusal, SessionId,
-    Ticket, Trigger,
+    Demand, Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal,
+    SessionId, Ticket, Trigger,
 };
 
 impl Core {
@@ -91,7 +91,7 @@ impl Core {
         let (all, own) = (self.ledger.speculative_bytes(), self.ledger.instance_speculative_bytes(instance));
         let fits = all + bytes <= self.config.speculative_share(self.config.query_budget_bytes)
             && own + bytes <= self.config.speculative_share(self.config.query_instance_budget_bytes);
-        if !fits {
+        if !fits && !self.planted(Plant::IgnoreShare) {
             self.mark(Mark::SpeculationTooLarge);
             return false;
         }
@@ -232,6 +232,9 @@ impl Core {
         if op.phase == Phase::Warming {
             return self.end_warm_up(ticket, effects);
         }
+        if self.planted(Plant::KeepUnclaimed) {
+            return;
+        }
         self.mark(Mark::PreparationExpired);
         self.counters.expired_preparations += 1;
         self.stop(ticket);
@@ -253,5 +256,41 @@ impl Core {
         let before = std::mem::replace(&mut op.expires_at, at);
         self.timers.remove(&(before, ticket));
         self.timers.insert((at, ticket));
+    }
+
+    /// A page that is there already: leased, or passed by a warm-up.
+    pub(super) fn place_resident(&mut self, ticket: Ticket, at: usize, page: PageId) {
+        if self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Warming) {
+            self.place(ticket, at, None);
+            self.pass(ticket, at);
+        } else {
+            self.take_lease(page);
+            self.place(ticket, at, Some((page, false)));
+        }
+    }
+
+    /// A page of a warm-up is in memory: nobody owns it, and its bytes are given back.
+    fn pass(&mut self, ticket: Ticket, at: usize) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        let planned = op.loading.as_mut().and_then(|loading| loading.plan.get_mut(at));
+        let before = planned.map(|planned| std::mem::replace(planned, Planned::Passed));
+        if let Some((account, bytes)) = op.charge {
+            op.charge = (bytes > page_bytes).then_some((account, bytes - page_bytes));
+            self.ledger.transfer(Side::Held(instance, account), Side::Free, page_bytes);
+            self.wake = true;
+        }
+        if let Some(page) = before.and_then(Planned::page) {
+            self.drop_lease(page);
+        }
+    }
+
+    pub(super) fn warmed(&mut self, ticket: Ticket, at: usize) {
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.read += 1;
+        }
+        self.pass(ticket, at);
     }
 }

@@ -4,5 +4,7 @@
 mod demands;
 mod pages;
 mod sessions;
+mod speculation;
 mod tier;
+mod tiered;
 mod world;

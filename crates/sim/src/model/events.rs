@@ -51,13 +51,7 @@ impl Model {
                 self.verdict_on_reserve(Ticket { session, operation, revision }, &request)
             }
             Event::Restore { session, operation, revision } => {
-                let live = self.live(session, operation);
-                let op = live.filter(|t| t.revision == revision).and_then(|t| self.operations.get(&t));
-                refuse_if(op.is_none_or(|op| {
-                    let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
-                    let early = matches!(op.phase, Phase::Waiting | Phase::Preparing);
-                    early || op.phase.speculative() || nobody
-                }))
+                self.verdict_on_restore(Ticket { session, operation, revision })
             }
             Event::Release { session, operation, revision }
             | Event::Cancel { session, operation, revision } => {
@@ -96,6 +90,16 @@ impl Model {
             | Event::SegmentFailed { .. }
             | Event::Tick => Verdict::MustAccept,
         }
+    }
+
+    fn verdict_on_restore(&self, ticket: Ticket) -> Verdict {
+        let live = self.live(ticket.session, ticket.operation).filter(|live| *live == ticket);
+        let op = live.and_then(|ticket| self.operations.get(&ticket));
+        refuse_if(op.is_none_or(|op| {
+            let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
+            let early = matches!(op.phase, Phase::Waiting | Phase::Preparing);
+            early || op.phase.speculative() || nobody
+        }))
     }
 
     fn verdict_on_query(&self, ticket: Ticket, demand: &Demand<'_>) -> Verdict {

@@ -1,0 +1,333 @@
+//! The plan of an admitted demand: which pages it leases, what it reads in batches, when it is answered.
+
+use super::Core;
+use super::eviction::Room;
+use crate::index::{PageId, PageState};
+use crate::ledger::Side;
+use crate::loading::{Loading, Planned};
+use crate::slots::Class;
+use crate::{Effect, Mark, MissReason, OperationOutcome, PageKey, Phase, Plant, ShardId, Ticket, Trigger};
+
+/// What became of the next page of a plan.
+enum Step {
+    /// Leased, and here.
+    Resident,
+    /// Leased, and being read for this demand or another.
+    Reading { bytes: u64 },
+    /// Its memory is on its way.
+    Starved,
+    /// It cannot be had: the plan ends here.
+    End,
+}
+
+impl Core {
+    /// A demand was admitted: leases what is in DRAM and begins to read the rest.
+    pub(super) fn begin_loading(&mut self, ticket: Ticket, len: usize, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let keys: Vec<PageKey> = Self::keys(op).take(len).collect();
+        let mut plan = vec![Planned::Stored; len];
+        // The head last: it is the one used last.
+        for (planned, key) in plan.iter_mut().zip(&keys).rev() {
+            if let Some(page) = self.index.sealed(key) {
+                self.take_lease(page);
+                *planned = Planned::Leased { page, read: false };
+            }
+        }
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.loading = Some(Loading { plan, ..Loading::default() });
+        }
+        self.advance(ticket, effects);
+    }
+
+    /// Answers if the plan is complete, or submits the next batch if the last one has ended.
+    pub(super) fn advance(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        loop {
+            let Some(op) = self.operations.get_mut(&ticket) else {
+                return;
+            };
+            let (phase, patient) = (op.phase, op.wait_full_prefix || op.phase.speculative());
+            let limit = if patient { 0 } else { self.config.read_batches };
+            let Some(loading) = op.loading.as_mut() else {
+                return;
+            };
+            if loading.pending > 0 {
+                return;
+            }
+            while matches!(loading.plan.get(loading.next), Some(Planned::Leased { .. } | Planned::Passed)) {
+                loading.next += 1;
+            }
+            let complete = loading.next == loading.plan.len();
+            let enough = limit > 0 && loading.batches >= limit;
+            let reason = if loading.refused { MissReason::Budget } else { MissReason::Absent };
+            if complete && phase == Phase::Warming {
+                return self.end_warm_up(ticket, effects);
+            }
+            if complete || enough {
+                if !complete {
+                    self.mark(Mark::BatchLimit);
+                }
+                return self.answer(ticket, reason, effects);
+            }
+            if phase == Phase::Warming && self.demands_own_bytes() {
+                self.mark(Mark::SpeculationYields);
+                return self.end_warm_up(ticket, effects);
+            }
+            if !self.submit_batch(ticket, effects) {
+                return;
+            }
+        }
+    }
+
+    /// Submits reads until a batch is full or the plan ends. Returns whether to look again at once.
+    fn submit_batch(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) -> bool {
+        let mut batch_bytes = 0;
+        loop {
+            let Some(op) = self.operations.get(&ticket) else {
+                return false;
+            };
+            let Some(loading) = &op.loading else {
+                return false;
+            };
+            let (at, end) = (loading.next, loading.plan.len());
+            let most_bytes = match op.phase.speculative() {
+                true => self.config.prepared_batch_bytes,
+                false => self.config.read_batch_bytes,
+            };
+            // At most so many bytes, or one page.
+            let full = most_bytes > 0 && batch_bytes > 0 && batch_bytes + op.page_bytes > most_bytes;
+            if at >= end || full {
+                return true;
+            }
+            if !matches!(loading.plan[at], Planned::Stored) {
+                self.place(ticket, at, None);
+                continue;
+            }
+            let (namespace, group, hash) = (op.namespace, op.group, op.hashes[at]);
+            let key = PageKey { namespace, group, hash };
+            match self.read_page(ticket, at, key, effects) {
+                Step::Resident => {}
+                Step::Reading { bytes } => {
+                    if batch_bytes == 0 {
+                        self.count_batch(ticket);
+                    }
+                    batch_bytes += bytes;
+                }
+                Step::Starved => {
+                    self.mark(Mark::ReadStarved);
+                    self.starved.insert(ticket);
+                    // What was submitted is waited for first; then this is tried again.
+                    return false;
+                }
+                Step::End => {
+                    self.cut(ticket, at);
+                    return true;
+                }
+            }
+        }
+    }
+
+    fn refuse(&mut self, ticket: Ticket) {
+        if let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) {
+            loading.refused = true;
+        }
+    }
+
+    fn count_batch(&mut self, ticket: Ticket) {
+        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            return;
+        };
+        loading.batches += 1;
+        if loading.batches > 1 {
+            self.mark(Mark::NextBatch);
+        }
+    }
+
+    /// Notes what was leased for a place of the plan, and goes past it.
+    pub(super) fn place(&mut self, ticket: Ticket, at: usize, leased: Option<(PageId, bool)>) {
+        let Some(loading) = self.operations.get_mut(&ticket).and_then(|op| op.loading.as_mut()) else {
+            return;
+        };
+        loading.next = at + 1;
+        if let Some((page, read)) = leased {
+            loading.plan[at] = Planned::Leased { page, read };
+            loading.pending += usize::from(read);
+        }
+    }
+
+    fn read_page(&mut self, ticket: Ticket, at: usize, key: PageKey, effects: &mut Vec<Effect>) -> Step {
+        if let Some(page) = self.index.sealed(&key) {
+            self.place_resident(ticket, at, page);
+            return Step::Resident;
+        }
+        let Some(shape) = self.operations.get(&ticket).and_then(|op| self.shape_for(op)) else {
+            return Step::End;
+        };
+        let bytes = shape.page_bytes();
+        if let Some(&page) = self.index.reading.get(&key) {
+            self.mark(Mark::ReadShared);
+            self.counters.coalesced_reads += 1;
+            self.join_read(ticket, at, page);
+            return Step::Reading { bytes };
+        }
+        let Some(stored) = self.stored.get(&key).cloned() else {
+            return Step::End;
+        };
+        for shard in 0..shape.shards {
+            let class =
+                Class { namespace: key.namespace, shard: ShardId(shard), slot_bytes: shape.slot_bytes };
+            match self.make_room(class, effects) {
+                Room::Now => {}
+                Room::Soon => return Step::Starved,
+                Room::No => {
+                    self.mark(Mark::ReadRefused);
+                    self.refuse(ticket);
+                    return Step::End;
+                }
+            }
+        }
+        match self.begin_read(ticket, key, shape, &stored, effects) {
+            Some(page) => {
+                self.join_read(ticket, at, page);
+                Step::Reading { bytes }
+            }
+            None => Step::End,
+        }
+    }
+
+    /// A read that a demand waited for has ended.
+    pub(super) fn page_ended(&mut self, ticket: Ticket, id: PageId, bad: bool, effects: &mut Vec<Effect>) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let warms = op.phase == Phase::Warming;
+        let Some(loading) = op.loading.as_mut() else {
+            return;
+        };
+        loading.pending -= 1;
+        if !bad && warms {
+            if let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
+                self.warmed(ticket, at);
+            }
+        } else if bad && let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
+            self.cut(ticket, at);
+        }
+        self.advance(ticket, effects);
+    }
+
+    /// The plan ends before that place.
+    fn cut(&mut self, ticket: Ticket, at: usize) {
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let Some(loading) = op.loading.as_mut().filter(|loading| at < loading.plan.len()) else {
+            return;
+        };
+        let rest = loading.plan.split_off(at);
+        loading.next = loading.next.min(at);
+        self.give_back(ticket, &rest);
+    }
+
+    /// Ends interest in pages of a plan: bytes of those being read stay charged until they have landed.
+    fn give_back(&mut self, ticket: Ticket, rest: &[Planned]) {
+        let mut lingering = 0;
+        for page in rest.iter().rev().filter_map(|planned| planned.page()) {
+            if let Some(reading) = self.reads.get_mut(&page) {
+                reading.waiters.retain(|waiter| *waiter != ticket);
+                reading.lingerers.push(ticket);
+                lingering += 1;
+            }
+            self.drop_lease(page);
+        }
+        if self.planted(Plant::FreeReadingBytes) {
+            lingering = 0;
+        }
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        if let Some(loading) = &mut op.loading {
+            loading.pending = loading.pending.saturating_sub(lingering as usize);
+        }
+        op.lingering += lingering;
+        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        if let Some((account, bytes)) = op.charge {
+            let passed = rest.iter().filter(|planned| **planned == Planned::Passed).count();
+            let gone = page_bytes * (rest.len() - passed) as u64;
+            op.charge = (bytes > gone).then_some((account, bytes - gone));
+            let free = gone - page_bytes * u64::from(lingering);
+            self.ledger.transfer(Side::Held(instance, account), Side::Free, free);
+            self.wake |= free > 0;
+        }
+    }
+
+    /// The final answer of a demand that prepares: the longest prefix that is here, leased.
+    pub(super) fn answer(&mut self, ticket: Ticket, reason: MissReason, effects: &mut Vec<Effect>) {
+        let Some(loading) = self.operations.get(&ticket).and_then(|op| op.loading.as_ref()) else {
+            return;
+        };
+        let mut handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
+        if self.operations.get(&ticket).is_some_and(|op| op.strict && handed < op.hashes.len()) {
+            self.mark(Mark::StrictMiss);
+            handed = 0;
+        }
+        self.cut(ticket, handed);
+        self.starved.remove(&ticket);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        let plan = op.loading.take().map_or_else(Vec::new, |loading| loading.plan);
+        let asked = (op.group, op.hashes.len());
+        let ahead = op.phase.speculative();
+        if handed == 0 {
+            self.end_preparing(ticket);
+            return match ahead {
+                true => self.push_outcome(ticket, OperationOutcome::Miss(reason), effects),
+                false => self.push_miss(ticket, asked, reason, effects),
+            };
+        }
+        let read =
+            plan.iter().filter(|planned| matches!(planned, Planned::Leased { read: true, .. })).count();
+        let pages = plan.into_iter().filter_map(Planned::page).collect();
+        match ahead {
+            true => self.hold_prepared(ticket, pages, read, effects),
+            false => self.hand_over(ticket, pages, read, effects),
+        }
+    }
+
+    /// Whether a page of a plan may be handed out.
+    fn loaded(&self, planned: Planned) -> bool {
+        let page = planned.page().and_then(|id| self.index.pages.get(id));
+        page.is_some_and(|page| match page.state {
+            PageState::Sealed | PageState::Spare => true,
+            PageState::Reading => self.planted(Plant::HandOffUnread),
+            PageState::Filling | PageState::Condemned => false,
+        })
+    }
+
+    /// Interest in a demand that prepares has ended, or nothing came of it.
+    pub(super) fn end_preparing(&mut self, ticket: Ticket) {
+        self.cut(ticket, 0);
+        self.starved.remove(&ticket);
+        let Some(op) = self.operations.get_mut(&ticket) else {
+            return;
+        };
+        op.loading = None;
+        let expiry = std::mem::replace(&mut op.expires_at, crate::Micros(u64::MAX));
+        let over = op.lingering == 0;
+        op.phase = op.phase.after(Trigger::Stop).unwrap_or(Phase::Draining);
+        self.timers.remove(&(expiry, ticket));
+        if over {
+            self.finish(ticket);
+        } else {
+            self.mark(Mark::StoppedWhileReading);
+        }
+    }
+
+    /// Memory may have come free: demands that wait for it try again.
+    pub(super) fn retry_starved(&mut self, effects: &mut Vec<Effect>) {
+        for ticket in std::mem::take(&mut self.starved) {
+            self.advance(ticket, effects);
+        }
+    }
+}
