@@ -206,12 +206,11 @@ impl Core {
             return;
         };
         loading.pending -= 1;
-        if !bad && warms {
-            if let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
-                self.warmed(ticket, at);
-            }
-        } else if bad && let Some(at) = loading.plan.iter().position(|planned| planned.page() == Some(id)) {
-            self.cut(ticket, at);
+        let place = |loading: &Loading| loading.plan.iter().position(|planned| planned.page() == Some(id));
+        match (bad || warms).then(|| place(loading)).flatten() {
+            Some(at) if bad => self.cut(ticket, at),
+            Some(at) => self.warmed(ticket, at),
+            None => {}
         }
         self.advance(ticket, effects);
     }

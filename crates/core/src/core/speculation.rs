@@ -29,7 +29,10 @@ impl Core {
         let skipped = if self.speculations_full(ticket.session, warm) {
             self.mark(Mark::SpeculationLimit);
             Some(MissReason::Limit)
-        } else if hits.len == 0 || (warm && hits.resident.len() == hits.len) {
+        } else if hits.len == 0
+            || (op.strict && hits.len < op.hashes.len())
+            || (warm && hits.resident.len() == hits.len)
+        {
             Some(MissReason::Absent)
         } else {
             let pages = if warm { hits.len - hits.resident.len() } else { hits.len };
@@ -197,7 +200,10 @@ impl Core {
             let state = self.index.pages.get(*id).map(|page| page.state);
             matches!(state, Some(PageState::Sealed | PageState::Spare))
         };
-        let left = op.pages.iter().take_while(|id| here(id)).count();
+        let mut left = op.pages.iter().take_while(|id| here(id)).count();
+        if op.strict && left < op.pages.len() {
+            left = 0;
+        }
         let gone = op.pages.split_off(left);
         if gone.is_empty() {
             return false;
