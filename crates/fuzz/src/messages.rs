@@ -2,7 +2,9 @@
 
 use crate::allocated_bytes;
 use crate::bytes::Bytes;
-use orbitkv_wire::{GrantStatus, Hello, Kind, MAX_HASHES, MAX_PAYLOAD_BYTES, ToClient, ToManager, WireError};
+use orbitkv_wire::{
+    GrantStatus, Hello, Kind, MAX_HASHES, MAX_KEPT, MAX_PAYLOAD_BYTES, ToClient, ToManager, WireError,
+};
 
 /// Input: number of a kind (two bytes, little-endian), then a payload.
 fn parse(input: &[u8]) -> Option<(Kind, &[u8])> {
@@ -37,6 +39,7 @@ pub fn to_manager(input: &[u8]) {
         ToManager::Query { hashes, .. }
         | ToManager::Reserve { hashes, .. }
         | ToManager::Forget { hashes, .. } => assert!(hashes.len() <= MAX_HASHES),
+        ToManager::Keep(items) => assert!(items.len() <= MAX_KEPT),
         _ => {}
     }
 }

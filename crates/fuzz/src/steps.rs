@@ -1,13 +1,16 @@
 //! The core, driven by bytes: sessions come and go, save, restore and break every rule on the way.
 
 mod cast;
+mod tier;
 mod world;
 
 use crate::bytes::Bytes;
 use cast::{GROUP, group, hash};
-use orbitkv_core::{BlockHash, Demand, Event, Evidence, GroupId, Mark, SaveRequest};
+use orbitkv_core::{BlockHash, Demand, Event, Evidence, GroupId, Mark, Mode, SaveRequest, Ticket};
 use world::World;
 
+/// From here on an event is about the slower tier or about reading ahead.
+const AHEAD: u8 = 200;
 /// Most events of one input. The audit behind each costs more than the event.
 const MAX_STEPS: usize = 2_000;
 
@@ -15,8 +18,8 @@ const MAX_STEPS: usize = 2_000;
 /// each thing it names. Sessions, operations and slots are mostly named by when they were last seen, so
 /// that most events are about something.
 ///
-/// The books are audited behind every event. At the end all sessions close, all processes exit, and
-/// everything must be free.
+/// The books are audited behind every event. At the end all sessions close, all processes exit, all reads and
+/// writes end, and everything must be free.
 pub fn steps(input: &[u8]) {
     marks_of_steps(input);
 }
@@ -36,6 +39,9 @@ pub fn marks_of_steps(input: &[u8]) -> Vec<Mark> {
 }
 
 fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    if event >= AHEAD {
+        return step_ahead(world, event - AHEAD, bytes);
+    }
     match event % 20 {
         0 => world.open(bytes.u8(), bytes.u8()),
         1 => {
@@ -102,6 +108,38 @@ fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
     }
 }
 
+fn step_ahead(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    match event % 8 {
+        0 | 1 => {
+            let ended = world.tier.end_write(bytes.u8());
+            world.step_if(ended);
+        }
+        2 | 3 => {
+            let ended = world.tier.end_read(bytes.u8());
+            world.step_if(ended);
+        }
+        4 => {
+            let lost = world.tier.lose(bytes.u8());
+            world.step_if(lost);
+        }
+        5 => {
+            let Ticket { session, operation, revision } = world.ticket(bytes);
+            world.step(Event::Keep { session, operation, revision });
+        }
+        6 => {
+            // A query again: the claim, if it was a preparation.
+            if let Some((ticket, pages, choice)) = world.asked(bytes.u8()) {
+                ask(world, ticket, pages, choice & !MODE);
+            }
+        }
+        _ => {
+            let (slot, _) = world.slot(bytes.u8());
+            let stray = world.tier.stray(slot, bytes);
+            world.step_if(stray);
+        }
+    }
+}
+
 /// A chain of pages: where it starts, and up to 15 hashes.
 fn chain(choice: u8) -> (u8, Vec<BlockHash>) {
     let (first, count) = (choice >> 4, choice & 15);
@@ -109,13 +147,31 @@ fn chain(choice: u8) -> (u8, Vec<BlockHash>) {
 }
 
 fn query(world: &mut World, bytes: &mut Bytes<'_>) {
-    let t = world.ticket(bytes);
-    let (_, hashes) = chain(bytes.u8());
-    let choice = bytes.u8();
-    let group = group(choice);
-    let deadline_ms = (choice & 64 != 0).then_some(u32::from(choice));
-    let demand = Demand { deadline_ms, ..Demand::prefix(group, &hashes) };
-    let (session, operation, revision) = (t.session, t.operation, t.revision);
+    let (ticket, pages, choice) = (world.ticket(bytes), bytes.u8(), bytes.u8());
+    world.note(ticket, pages, choice);
+    ask(world, ticket, pages, choice);
+}
+
+/// Bits of a query that say what for.
+const MODE: u8 = 0x18;
+
+/// Bits of the last byte: 0 to 2 the group, 3 and 4 the mode, 5 all or nothing, 6 a deadline (as many
+/// milliseconds as the byte says), 7 the full prefix is waited for.
+fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
+    let (_, hashes) = chain(pages);
+    let mode = match choice & MODE {
+        0x08 => Mode::Prepare,
+        0x10 => Mode::WarmUp,
+        _ => Mode::Demand,
+    };
+    let demand = Demand {
+        deadline_ms: (choice & 64 != 0).then_some(u32::from(choice)),
+        mode,
+        strict: choice & 32 != 0,
+        wait_full_prefix: choice & 128 != 0,
+        ..Demand::prefix(group(choice), &hashes)
+    };
+    let Ticket { session, operation, revision } = ticket;
     world.step(Event::Query { session, operation, revision, demand });
 }
 

@@ -145,7 +145,8 @@ fn the_corpus_of_steps_goes_everywhere() {
 fn corpora_stay_small() {
     let sizes: Vec<usize> =
         TARGETS.iter().flat_map(|target| corpus(target.name)).map(|(_, bytes)| bytes.len()).collect();
-    assert!(sizes.len() <= 150, "{} files; minimise with `cargo fuzz cmin`", sizes.len());
+    // A story for each coverage mark of the core, or nearly, and one for each way a message can be wrong.
+    assert!(sizes.len() <= 220, "{} files; minimise with `cargo fuzz cmin`", sizes.len());
     let bytes: usize = sizes.iter().sum();
     assert!(bytes <= 300 << 10, "{bytes} bytes; minimise with `cargo fuzz cmin`");
 }

@@ -24,7 +24,7 @@ pub use paths::default_socket;
 pub use payload::{CommitItem, Hash, Part, Slot};
 pub use reader::{Frame, FrameReader};
 pub use to_client::{GrantStatus, GrantedBody, ToClient, WireMiss};
-pub use to_manager::{KeepItem, QueryMode, QueryRule, ToManager};
+pub use to_manager::{KeepItem, MAX_KEPT, QueryMode, QueryRule, ToManager};
 
 /// Bytes of the manager's header in front of each slot's payload.
 pub const SLOT_HEADER_BYTES: u64 = 4096;

@@ -172,7 +172,7 @@ struct TicketBody {
 }
 
 /// Most operations in one keep: all that may be live.
-const MAX_KEPT: usize = 1_024;
+pub const MAX_KEPT: usize = 1_024;
 /// Most slots in one commit or abort.
 const MAX_SLOTS: usize = 8_192;
 

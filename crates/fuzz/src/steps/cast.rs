@@ -22,7 +22,9 @@ pub(super) fn group(choice: u8) -> GroupId {
     }
 }
 
-/// A pool of 2 to 17 slots in one to four segments, with limits that are met at once.
+/// A pool of 2 to 17 slots in one to four segments, with limits that are met at once. Bit 6 of `pool`: with
+/// a slower tier; bit 7: one page is written at a time, and little is read ahead. Bit 6 of `limits`: two batches
+/// of one page for a demand; bit 7: its reads end after 50 ms.
 pub(super) fn config(pool: u8, limits: u8) -> Config {
     let slots = 2 + u64::from(pool & 15);
     let segments = 1 + u64::from(pool >> 4 & 3);
@@ -30,6 +32,7 @@ pub(super) fn config(pool: u8, limits: u8) -> Config {
     let segment_bytes = (slots / segments).max(1) * SLOT_BYTES;
     let budget_bytes = (1 + u64::from(limits & 15)) * SLOT_BYTES;
     let budget_bytes = budget_bytes.min(pool_bytes);
+    let (narrow, batched) = (pool & 128 != 0, limits & 64 != 0);
     Config {
         segment_bytes,
         query_budget_bytes: budget_bytes,
@@ -42,6 +45,16 @@ pub(super) fn config(pool: u8, limits: u8) -> Config {
         operation_lifetime_ms: 2_000,
         lease_ttl_ms: 5_000,
         filling_percent: if limits & 32 == 0 { 100 } else { 50 },
+        tier: pool & 64 != 0,
+        tier_writes: if narrow { 1 } else { 4 },
+        read_batch_bytes: if batched { SLOT_BYTES } else { 0 },
+        read_batches: if batched { 2 } else { 0 },
+        read_timeout_ms: if limits & 128 == 0 { 0 } else { 50 },
+        speculative_percent: if narrow { 50 } else { 100 },
+        preparations_per_session: 2,
+        warm_ups_per_session: 2,
+        speculations: 3,
+        prepared_batch_bytes: 2 * SLOT_BYTES,
         ..Config::for_pool(pool_bytes)
     }
 }

@@ -1,10 +1,11 @@
 //! A core, and what a shell around it would remember.
 
 use super::cast::{config, hash, seat};
+use super::tier::Tier;
 use crate::bytes::Bytes;
 use orbitkv_core::{
-    BlockHash, Core, Effect, Event, Evidence, Grant, Mark, Micros, OperationId, OperationOutcome, Revision,
-    SegmentId, SessionId, SlotRef, Ticket,
+    BlockHash, Core, Effect, Event, Evidence, Grant, Mark, Micros, OperationId, OperationOutcome, PagePart,
+    Revision, SegmentId, SessionId, SlotRef, Ticket,
 };
 
 /// How far back something can be named.
@@ -20,9 +21,12 @@ pub(super) struct World {
     epochs: [u32; 8],
     operations: u64,
     tickets: Vec<Ticket>,
+    /// Queries: ticket, pages and choices.
+    queries: Vec<(Ticket, u8, u8)>,
     slots: Vec<(SlotRef, BlockHash)>,
     /// Segments asked for.
     growing: Vec<SegmentId>,
+    pub(super) tier: Tier,
 }
 
 /// The `back`-th of a list from its end.
@@ -42,8 +46,10 @@ impl World {
             epochs: [0; 8],
             operations: 0,
             tickets: Vec::new(),
+            queries: Vec::new(),
             slots: Vec::new(),
             growing: Vec::new(),
+            tier: Tier::default(),
         }
     }
 
@@ -54,11 +60,15 @@ impl World {
         let audit = self.core.audit();
         assert_eq!(audit, Ok(()), "after {event:?}");
         for effect in self.effects.drain(..) {
+            self.tier.carry_out(&effect);
             match effect {
                 Effect::GrowSegment { segment, .. } => self.growing.push(segment),
                 Effect::Granted { grants, .. } => {
                     for page in grants {
                         if let Grant::Slots(parts) = page.grant {
+                            // An answer that is repeated names the same generation.
+                            let early = |part: &&PagePart| self.tier.uses_an_older(part.slot);
+                            assert_eq!(parts.iter().find(early), None, "granted while the tier copies");
                             self.slots.extend(parts.iter().map(|part| (part.slot, page.hash)));
                         }
                     }
@@ -70,6 +80,22 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    pub(super) fn step_if(&mut self, event: Option<Event<'_>>) {
+        if let Some(event) = event {
+            self.step(event);
+        }
+    }
+
+    /// Remembers a query for [`World::asked`].
+    pub(super) fn note(&mut self, ticket: Ticket, pages: u8, choice: u8) {
+        self.queries.push((ticket, pages, choice));
+    }
+
+    /// One of the last queries.
+    pub(super) fn asked(&self, choice: u8) -> Option<(Ticket, u8, u8)> {
+        recent(&self.queries, choice)
     }
 
     /// Time passes: 1 µs to half an hour.
@@ -140,17 +166,25 @@ impl World {
         }
     }
 
-    /// Everybody leaves; nothing may stay owned. Gives what the core went through.
+    /// Everybody leaves, and what the tier has begun ends; nothing may stay owned. Gives what the core went
+    /// through.
     pub(super) fn end(mut self) -> Vec<Mark> {
         for session in std::mem::take(&mut self.sessions) {
             self.step(Event::SessionClosed { session });
             self.step(Event::SessionGone { session, evidence: Evidence::ProcessExit });
         }
+        while let Some(ended) = self.tier.end_read(0).or_else(|| self.tier.end_write(0)) {
+            self.step(ended);
+        }
         let core = &self.core;
+        assert_eq!(core.tier_inflight(), (0, 0), "the core waits for the tier");
         assert_eq!(core.sessions(), 0, "sessions are left");
         assert_eq!((core.operations().count(), core.saves()), (0, 0), "operations are left");
         let owned = (core.ledger().reserved_bytes(), core.filling_bytes(), core.quarantined_bytes());
         assert_eq!(owned, (0, 0, 0), "reserved, filling and quarantined bytes are left");
+        let pages = self.tier.pages();
+        assert!(pages.keys().all(|key| core.is_stored(key)), "extents are left of pages that are not stored");
+        assert_eq!(pages.len(), core.stored_pages(), "stored pages have no extents");
         self.step(Event::DropUnleased);
         assert_eq!(self.core.used_bytes(), 0, "slots are in use without an owner");
         Mark::ALL.iter().copied().filter(|mark| self.core.marked(*mark)).collect()

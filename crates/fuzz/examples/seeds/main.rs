@@ -1,11 +1,14 @@
 //! Writes the hand-made part of the corpora: `cargo run -p orbitkv-fuzz --example seeds`. To be run
 //! again when a message, the ticket or the input of a body changes; what a fuzzer found stays.
 
+mod ahead;
+mod steps;
+
 use anyhow::{Context, Result};
 use orbitkv_client::{PagePart, Ticket, TicketKind};
 use orbitkv_wire::{
-    CommitItem, GrantedBody, Header, Hello, HelloGroup, HelloRole, Kind, Part, QueryRule, Resume, Slot,
-    ToClient, ToManager, WireMiss, write_frame,
+    CommitItem, GrantedBody, Header, Hello, HelloGroup, HelloRole, KeepItem, Kind, MAX_KEPT, Part, QueryMode,
+    QueryRule, Resume, Slot, ToClient, ToManager, WireMiss, write_frame,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +24,7 @@ fn main() -> Result<()> {
         ("to_client", to_client()),
         ("frames", frames()?),
         ("tickets", tickets()),
-        ("steps", steps()),
+        ("steps", [steps::files(), ahead::files()].concat()),
     ];
     for (target, files) in seeds {
         let directory: PathBuf = corpora.join(target);
@@ -34,6 +37,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
+/// Names and contents.
 type Files = Vec<(&'static str, Vec<u8>)>;
 
 fn payload(kind: u16, payload: &[u8]) -> Vec<u8> {
@@ -73,6 +77,9 @@ fn to_manager() -> Result<Files> {
     let (hashes, slots) = ([[7; 32], [8; 32]], [slot(0), slot(1)]);
     let items = [CommitItem { slot: slot(0), hash: [7; 32], crc: 5.into() }];
     let parent = Some([6; 32]);
+    let kept = [KeepItem { operation: 9.into(), revision: 1.into(), zero: 0.into() }; MAX_KEPT + 1];
+    let prepare = QueryRule { mode: QueryMode::Prepare, strict: true, wait_full_prefix: false };
+    let warm_up = QueryRule { mode: QueryMode::WarmUp, strict: false, wait_full_prefix: true };
     let messages = [
         ("hello", ToManager::Hello(&json)),
         ("attest", ToManager::Attest { passed: true }),
@@ -80,6 +87,11 @@ fn to_manager() -> Result<Files> {
             "query",
             ToManager::Query { group: 0, deadline_ms: 500, rule: QueryRule::default(), hashes: &hashes },
         ),
+        ("query_prepares", ToManager::Query { group: 0, deadline_ms: 0, rule: prepare, hashes: &hashes }),
+        ("query_warms_up", ToManager::Query { group: 0, deadline_ms: 0, rule: warm_up, hashes: &hashes }),
+        ("keep", ToManager::Keep(&kept[..2])),
+        ("keep_most", ToManager::Keep(&kept[..MAX_KEPT])),
+        ("keep_too_many", ToManager::Keep(&kept)),
         ("restore", ToManager::Restore),
         ("release", ToManager::Release),
         ("cancel", ToManager::Cancel),
@@ -105,6 +117,13 @@ fn to_manager() -> Result<Files> {
     files.push(("query_torn_hash", payload(Kind::Query as u16, &bytes[..bytes.len() - 1])));
     files.push(("query_torn_head", payload(Kind::Query as u16, &bytes[..5])));
     files.push(("query_no_hashes", payload(Kind::Query as u16, &bytes[..8])));
+    bytes[6] = 3;
+    files.push(("query_mode_3", payload(Kind::Query as u16, &bytes)));
+    bytes[6..8].copy_from_slice(&[0, 4]);
+    files.push(("query_flags_4", payload(Kind::Query as u16, &bytes)));
+    ToManager::Keep(&kept[..2]).encode(&mut bytes);
+    files.push(("keep_torn", payload(Kind::Keep as u16, &bytes[..bytes.len() - 1])));
+    files.push(("keep_nothing", payload(Kind::Keep as u16, &[])));
     ToManager::Reserve { group: 0, parent, first_depth: 4, hashes: &hashes }.encode(&mut bytes);
     bytes[6..8].copy_from_slice(&u16::MAX.to_le_bytes());
     files.push(("reserve_parent_65535", payload(Kind::Reserve as u16, &bytes)));
@@ -130,6 +149,8 @@ fn to_client() -> Files {
         ("welcome", ToClient::Welcome { boot: 7 }),
         ("rejected", ToClient::Rejected { text: "no" }),
         ("waiting", ToClient::Waiting),
+        ("prepared", ToClient::Prepared { pages: 3 }),
+        ("warmed", ToClient::Warmed { pages: u32::MAX }),
         ("ready", ToClient::Ready { pages: 2, shards: 2, parts: &parts }),
         ("miss", ToClient::Miss(WireMiss::Budget)),
         ("granted", ToClient::Granted(granted)),
@@ -153,7 +174,9 @@ fn to_client() -> Files {
     files.push(("ready_2_32_pages", operation(1, 0, 1, u32::MAX)));
     files.push(("ready_2_48_parts", operation(1, 0, u16::MAX, u32::MAX)));
     files.push(("ready_pages_of_no_shards", operation(1, 0, 0, u32::MAX)));
-    files.push(("state_3", operation(3, 0, 0, 0)));
+    files.push(("state_5", operation(5, 0, 0, 0)));
+    files.push(("prepared_with_shards", operation(3, 0, 1, 0)));
+    files.push(("warmed_with_a_miss", operation(4, 1, 0, 1)));
     files.push(("miss_7", operation(2, 7, 0, 0)));
     let grants = |pages: u32, shards: u16, rest: &[u8]| {
         let head = [&pages.to_le_bytes()[..], &shards.to_le_bytes(), &[0, 0], rest].concat();
@@ -245,62 +268,5 @@ fn tickets() -> Files {
         ("pages_and_shards_exchanged", changed(52..58, &[4, 0, 0, 0, 1, 0])),
         ("reserved_not_zero", changed(58..64, &[1; 6])),
         ("empty", Vec::new()),
-    ]
-}
-
-/// Stories for the body of `steps`, event by event.
-fn steps() -> Files {
-    // Four slots in two segments; a budget of four pages.
-    let limits = vec![0x12, 3];
-    let solo = vec![0, 3, 0, 3, 0, 18, 0, 18, 0];
-    // Two pages, reserved and committed.
-    let save = vec![7, 0, 0x02, 0, 13, 0, 1, 13, 0, 0];
-    let query = vec![4, 0, 0x02, 0];
-    let (restore, release, cancel) = (vec![10, 0xf0, 0], vec![10, 0xf0, 1], vec![10, 0xf0, 2]);
-    let copy_done = vec![11, 0, 0xf0];
-    let close = vec![1, 0];
-    let (exit, attested) = (vec![2, 0], vec![2, 128]);
-    let story = |parts: &[&Vec<u8>]| {
-        let mut bytes = limits.clone();
-        parts.iter().for_each(|part| bytes.extend_from_slice(part));
-        bytes
-    };
-    let pair = vec![0, 0, 0, 0, 1, 0, 0, 2, 0, 3, 0, 3, 1, 18, 0, 18, 0];
-    // Both shards of a page are saved and asked for.
-    let both = vec![7, 2, 1, 0, 13, 1, 1, 13, 0, 0, 4, 2, 1, 0];
-    // Two instances of one namespace.
-    let two = vec![0, 3, 0, 0, 4, 0, 0, 5, 0, 3, 2, 3, 0, 18, 0, 18, 0];
-    vec![
-        ("save_and_restore", story(&[&solo, &save, &query, &restore, &copy_done, &release])),
-        ("release_before_the_copy_ends", story(&[&solo, &save, &query, &restore, &release, &copy_done])),
-        ("cancel", story(&[&solo, &save, &query, &cancel])),
-        ("closed_while_restoring", story(&[&solo, &save, &query, &restore, &close, &exit])),
-        ("closed_while_saving", story(&[&solo, &save[..4].to_vec(), &close, &attested])),
-        (
-            "reconnected_while_saving",
-            story(&[&solo, &save[..4].to_vec(), &vec![0, 3, 0], &vec![2, 129], &save]),
-        ),
-        ("attested_while_restoring", story(&[&solo, &save, &query, &restore, &close, &attested])),
-        ("seat_taken", story(&[&solo, &vec![0, 7, 0, 3, 0]])),
-        ("two_savers_of_one_page", story(&[&two, &vec![7, 2, 1, 0, 7, 1, 1, 0, 13, 2, 1, 13, 0, 0]])),
-        ("fenced_while_restoring", story(&[&pair, &both, &restore, &vec![1, 2, 16, 1, 2, 16, 0, 2]])),
-        ("stale_epoch", story(&[&solo, &vec![0, 3, 3]])),
-        ("two_workers", story(&[&pair, &both, &restore])),
-        ("fence", story(&[&pair, &vec![7, 2, 0x01, 0, 1, 2, 16, 1, 2, 16, 0, 2]])),
-        ("expired_lease", story(&[&solo, &save, &query, &vec![19, 23], &release])),
-        ("deadline", story(&[&solo, &save, &query, &query, &vec![4, 0, 2, 64, 19, 20], &restore])),
-        (
-            "evicted",
-            story(&[&solo, &save, &vec![7, 0, 0x42, 0, 13, 0, 1, 13, 0, 0], &vec![7, 0, 0x82, 0], &query]),
-        ),
-        ("bad_page", story(&[&solo, &save, &query, &restore, &vec![12, 0, 0], &copy_done])),
-        ("abort", story(&[&solo, &save[..4].to_vec(), &vec![15, 0, 0, 15, 0, 1, 15, 0, 1]])),
-        ("wrong_page", story(&[&solo, &save[..4].to_vec(), &vec![13, 0, 0x80 | 9]])),
-        ("reset", story(&[&solo, &save, &query, &vec![17, 0, 0, 17, 0x80, 2, 17, 0x40, 0], &release])),
-        ("growth_failed", story(&[&vec![0, 3, 0, 3, 0, 18, 128, 18, 128, 19, 31], &save])),
-        ("bad_registrations", story(&[&vec![0, 0x13, 0, 0, 6, 0, 0, 7, 0, 0, 0x0b, 0]])),
-        ("probe", story(&[&vec![0, 3, 0, 18, 0, 18, 0, 7, 0, 1, 6, 13, 0, 0, 4, 0, 1, 6]])),
-        ("revisions", story(&[&solo, &save, &query, &vec![4, 0x80, 2, 0, 4, 0x90, 2, 0, 4, 0xf0, 3, 0]])),
-        ("nobody", story(&[&vec![1, 63, 2, 63, 4, 63, 2, 0, 13, 63, 0, 16, 63, 63, 18, 99]])),
     ]
 }

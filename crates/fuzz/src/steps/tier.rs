@@ -1,0 +1,108 @@
+//! A slower tier without bytes: what is under way, and which extents there are.
+
+use crate::bytes::Bytes;
+use orbitkv_core::{Effect, Event, ExtentId, PageKey, SegmentId, SlotRef};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Default)]
+pub(super) struct Tier {
+    /// Begun and not ended, the oldest first.
+    writes: Vec<(SlotRef, PageKey)>,
+    reads: Vec<SlotRef>,
+    extents: BTreeMap<ExtentId, PageKey>,
+    /// Dropped by the tier itself; the core may not have heard of it when it gives them up.
+    lost: BTreeSet<ExtentId>,
+    last_extent: u64,
+}
+
+impl Tier {
+    /// Does what the core wants, and checks that it may want it.
+    pub(super) fn carry_out(&mut self, effect: &Effect) {
+        match *effect {
+            Effect::Write { slot, key, .. } => {
+                assert!(!self.uses(slot), "{slot:?} is written twice at once");
+                self.writes.push((slot, key));
+            }
+            Effect::Read { slot, extent, .. } => {
+                assert!(!self.uses(slot), "a read fills {slot:?}, which is in use");
+                assert!(self.extents.contains_key(&extent), "{extent:?} is read, and is not there");
+                self.reads.push(slot);
+            }
+            Effect::Erase { extent } => {
+                let known = self.extents.remove(&extent).is_some() || self.lost.remove(&extent);
+                assert!(known, "{extent:?} is erased twice");
+            }
+            Effect::DropSegment { segment } => {
+                assert!(!self.busy(|slot| slot.segment == segment), "{segment:?} is dropped while in use");
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether a slot is being copied from or to, whatever its generation.
+    fn uses(&self, slot: SlotRef) -> bool {
+        self.busy(|other| place(other) == place(slot))
+    }
+
+    /// Whether an earlier generation of a slot is still being copied from or to.
+    pub(super) fn uses_an_older(&self, slot: SlotRef) -> bool {
+        self.busy(|other| place(other) == place(slot) && other != slot)
+    }
+
+    fn busy(&self, is: impl Fn(SlotRef) -> bool) -> bool {
+        self.writes.iter().map(|(slot, _)| slot).chain(&self.reads).any(|slot| is(*slot))
+    }
+
+    /// A write ends. Low bits: which, counted from the oldest; bit 7: it failed.
+    pub(super) fn end_write(&mut self, choice: u8) -> Option<Event<'static>> {
+        let (slot, key) = take(&mut self.writes, choice)?;
+        let works = choice & 128 == 0;
+        if works {
+            self.last_extent += 1;
+            self.extents.insert(ExtentId(self.last_extent), key);
+        }
+        Some(Event::Written { slot, extent: works.then_some(ExtentId(self.last_extent)) })
+    }
+
+    /// As [`Tier::end_write`], for a read.
+    pub(super) fn end_read(&mut self, choice: u8) -> Option<Event<'static>> {
+        let slot = take(&mut self.reads, choice)?;
+        Some(Event::ReadDone { slot, good: choice & 128 == 0 })
+    }
+
+    /// The tier drops an extent by itself.
+    pub(super) fn lose(&mut self, choice: u8) -> Option<Event<'static>> {
+        let nth = usize::from(choice) % self.extents.len().max(1);
+        let (&extent, &key) = self.extents.iter().nth(nth)?;
+        self.extents.remove(&extent);
+        self.lost.insert(extent);
+        Some(Event::ExtentLost { key, extent })
+    }
+
+    /// The end of something that is not under way: a slot named by nobody, or long ended.
+    pub(super) fn stray(&self, slot: SlotRef, bytes: &mut Bytes<'_>) -> Option<Event<'static>> {
+        let choice = bytes.u8();
+        let good = choice & 128 == 0;
+        let event = match choice & 1 {
+            0 => Event::Written { slot, extent: None },
+            _ => Event::ReadDone { slot, good },
+        };
+        (!self.uses(slot)).then_some(event)
+    }
+
+    /// Pages that have an extent, each with the number of them.
+    pub(super) fn pages(&self) -> BTreeMap<PageKey, usize> {
+        let mut pages = BTreeMap::new();
+        self.extents.values().for_each(|key| *pages.entry(*key).or_default() += 1);
+        pages
+    }
+}
+
+fn place(slot: SlotRef) -> (SegmentId, u32) {
+    (slot.segment, slot.index)
+}
+
+fn take<T>(list: &mut Vec<T>, choice: u8) -> Option<T> {
+    let nth = usize::from(choice & 127) % list.len().max(1);
+    (nth < list.len()).then(|| list.remove(nth))
+}
