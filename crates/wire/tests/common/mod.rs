@@ -129,7 +129,6 @@ impl Fields {
             12 => ToManager::Forget { group: self.group, hashes },
             13 => ToManager::Reset,
             14 => ToManager::Keep(&self.kept),
-            14 => ToManager::Keep(&self.kept),
             _ => ToManager::CopiesEnded { session: self.large },
         }
     }
