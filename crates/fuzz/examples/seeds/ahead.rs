@@ -149,6 +149,15 @@ fn preparations() -> Files {
         ("claim_of_other_pages", with(&[&[4, 0xf0, 1, 0]])),
         ("forgotten_while_prepared", with(&[FORGET_SECOND, CLAIM, RESTORE])),
         ("all_forgotten_while_prepared", with(&[FORGET_FIRST, CLAIM])),
+        ("strict_preparation_falls_short", story(ROOMY, &[SOLO, &store(1), &ask(0, 2, PREPARE | STRICT)])),
+        (
+            "strict_preparation_read_failed",
+            story(ROOMY, &[SOLO, &store(2), &ask(0, 2, PREPARE | STRICT), READ, READ_FAILED, CLAIM]),
+        ),
+        (
+            "strict_preparation_forgotten",
+            story(ROOMY, &[SOLO, &store(2), &ask(0, 2, PREPARE | STRICT), READ, READ, FORGET_SECOND, CLAIM]),
+        ),
         ("kept", with(&[HALF_A_SECOND, KEEP, HALF_A_SECOND, CLAIM])),
         ("preparation_expired", with(&[A_SECOND, KEEP, CLAIM])),
         ("preparation_expired_while_read", story(ROOMY, &[SOLO, &store(2), &two, READ, A_SECOND, READ])),
