@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 const LIFETIME: Duration = Duration::from_secs(65);
 /// How much later than the manager the client gives up: what is ready at the deadline is answered then, and
 /// has to come here first.
-const GRACE: Duration = Duration::from_millis(20);
+const GRACE: Duration = Duration::from_millis(50);
 
 /// What answer a query takes, and until when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,5 +54,31 @@ impl Again {
             0 if given_ms > 0 => Err(MissReason::Deadline),
             left_ms => Ok(left_ms),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_client_gives_up_later_than_the_manager() {
+        let demand = |deadline_ms, wait_full_prefix| Demand { deadline_ms, strict: false, wait_full_prefix };
+        assert!(demand(200, false).wait() > Duration::from_millis(200));
+        assert_eq!(demand(0, false).wait(), LIFETIME);
+        assert_eq!(demand(200, true).wait(), LIFETIME, "no deadline ends it");
+    }
+
+    #[test]
+    fn what_is_asked_again_has_the_time_that_is_left() {
+        let asked = |passed_ms| Instant::now().checked_sub(Duration::from_millis(passed_ms)).unwrap();
+        let again = |deadline_ms, passed_ms| Again {
+            hashes: Vec::new(),
+            demand: Demand { deadline_ms, ..Demand::default() },
+            asked: asked(passed_ms),
+        };
+        assert!(matches!(again(60_000, 20_000).left_ms(), Ok(1..=40_000)));
+        assert_eq!(again(10, 20).left_ms(), Err(MissReason::Deadline));
+        assert_eq!(again(0, 20).left_ms(), Ok(0), "none is none");
     }
 }

@@ -13,8 +13,6 @@ use std::time::Instant;
 
 /// Most warm-ups whose end has not come; the manager works on fewer.
 const MAX_WARM_UPS: usize = 64;
-/// Most claims remembered whose refusal is still on its way: more than can be unclaimed at once.
-const MAX_LATE_CLAIMS: usize = 16;
 
 impl Operations {
     /// Begins to read ahead for one request; never blocks.
@@ -141,10 +139,7 @@ impl Operations {
         if matches!(reason, MissReason::Deadline | MissReason::Lifetime) || !self.ask_anew(table, operation) {
             return false;
         }
-        table.late_claims.insert(operation);
-        if table.late_claims.len() > MAX_LATE_CLAIMS {
-            table.late_claims.pop_first();
-        }
+        table.expect_refusal(operation);
         true
     }
 

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Most live operations; the manager's own limit is lower by default.
 pub(super) const MAX_LIVE: usize = 4096;
+/// Most claims remembered whose refusal may be on its way.
+const MAX_LATE_CLAIMS: usize = 16;
 /// Most resets waiting for a connection.
 const MAX_RESETS: usize = 256;
 pub(super) enum Entry {
@@ -35,7 +37,7 @@ pub(super) struct Table {
     pub(super) preparations: Preparations,
     /// Warm-ups whose end has not come.
     pub(super) warm_ups: BTreeSet<u64>,
-    /// Claims asked again whose refusal has not come.
+    /// Claims that are over, or asked again, before an answer has come. It may be a refusal.
     pub(super) late_claims: BTreeSet<u64>,
     /// When the connection's thread will look again by itself.
     next_look: Option<Instant>,
@@ -238,7 +240,10 @@ impl Operations {
         let mut table = self.lock();
         while let Some(&(deadline, operation)) = table.deadlines.first().filter(|(at, _)| *at <= now) {
             table.deadlines.remove(&(deadline, operation));
-            if let Some(Entry::Query(cell, _)) = table.live.remove(&operation) {
+            if let Some(Entry::Query(cell, again)) = table.live.remove(&operation) {
+                if again.is_some() {
+                    table.expect_refusal(operation);
+                }
                 count(&self.counters.deadline_misses);
                 self.miss(&cell, MissReason::Deadline);
                 self.send(cell.session, operation, &ToManager::Cancel);
@@ -382,10 +387,21 @@ impl Table {
             return false;
         }
         let entry = self.live.remove(&operation);
-        if let Some(Entry::Query(cell, _)) = &entry {
+        if let Some(Entry::Query(cell, again)) = &entry {
             self.deadlines.remove(&(cell.deadline, operation));
+            if again.is_some() {
+                self.expect_refusal(operation);
+            }
         }
         entry.is_some()
+    }
+
+    /// A refusal of that claim is nothing to tell people about.
+    pub(super) fn expect_refusal(&mut self, operation: u64) {
+        self.late_claims.insert(operation);
+        if self.late_claims.len() > MAX_LATE_CLAIMS {
+            self.late_claims.pop_first();
+        }
     }
 
     /// Opens an operation on the session that this table knows.
