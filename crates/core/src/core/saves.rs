@@ -65,7 +65,7 @@ impl Core {
         rank.unwrap_or(0) % shards.unwrap_or(1)
     }
 
-    /// The same request again: the same answer.
+    /// The same request again: the same answer, for what is still to be written.
     fn replay_reserve(
         &mut self,
         ticket: Ticket,
@@ -84,11 +84,25 @@ impl Core {
             self.mark(Mark::ParametersChanged);
             return Err(Refusal::ParametersChanged);
         }
-        let grants = save.grants.clone();
+        let grants = save.grants.iter().map(|page| self.still_granted(page)).collect();
         self.mark(Mark::ReserveReplayed);
         let Ticket { session, operation, revision } = ticket;
         effects.push(Effect::Granted { session, operation, revision, grants });
         Ok(true)
+    }
+
+    /// The grant of a page as it is now: one that is written in full may be visible, and must not be
+    /// written again.
+    fn still_granted(&self, page: &PageGrant) -> PageGrant {
+        let open = |part: &PagePart| {
+            self.slots.get(part.slot).is_some_and(|slot| matches!(slot.state, SlotState::Filling(_)))
+        };
+        match &page.grant {
+            Grant::Slots(parts) if !parts.iter().any(open) => {
+                PageGrant { hash: page.hash, grant: Grant::Exists }
+            }
+            _ => page.clone(),
+        }
     }
 
     /// Grants page by page. After the first page that gets no slot the rest gets none either: a chain

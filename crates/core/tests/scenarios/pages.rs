@@ -174,3 +174,20 @@ fn the_next_segment_is_asked_for_before_the_last_slot_is_taken() {
     assert!(grows(&reserve(&chain(6..7))));
     assert!(!grows(&reserve(&chain(7..8))), "one is on its way");
 }
+
+#[test]
+fn a_repeated_reservation_names_no_slot_that_has_been_written() {
+    let mut world = World::new(4, |_| {});
+    let pages = chain(0..2);
+    let (operation, revision) = world.next();
+    let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &pages };
+    let reserve = Event::Reserve { session: SCHEDULER, operation, revision, request };
+    let grants = |effects: Vec<Effect>| match effects.into_iter().next() {
+        Some(Effect::Granted { grants, .. }) => grants,
+        other => panic!("not granted: {other:?}"),
+    };
+    let first = grants(world.step(reserve));
+    world.commit(slot_of(&first[0].grant), pages[0]);
+    let again = grants(world.step(reserve));
+    assert_eq!((&again[0].grant, &again[1]), (&Grant::Exists, &first[1]));
+}
