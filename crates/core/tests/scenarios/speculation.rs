@@ -207,13 +207,13 @@ fn a_strict_demand_gets_all_or_nothing() {
         let demand = Demand { strict: true, ..Demand::prefix(GROUP, pages) };
         world.step(Event::Query { session: SCHEDULER, operation, revision, demand })
     };
-    let absent = OperationOutcome::Miss(MissReason::Absent);
-    assert_eq!(outcomes(ask(&mut world, &chain(0..3))), [absent.clone()]);
+    let absent = [OperationOutcome::Miss(MissReason::Absent)];
+    assert_eq!(outcomes(ask(&mut world, &chain(0..3))), absent);
     let effects = ask(&mut world, &chain(0..2));
     let slots = reads(&effects);
     end(&mut world, slots[0].0);
     let failed = world.step(Event::ReadDone { slot: slots[1].0, good: false });
-    assert_eq!(outcomes(failed), [absent], "page 0 alone serves nobody");
+    assert_eq!(outcomes(failed), absent, "page 0 alone serves nobody");
     assert_eq!(world.core.ledger().reserved_bytes(), 0);
 }
 
