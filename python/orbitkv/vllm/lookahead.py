@@ -93,7 +93,7 @@ class Preparation:
 class _Waiting:
     request: Request
     preparation: Preparation | None = None
-    # Read ahead for, or looked up: either happens first, and the other is then no use.
+    # Read for, or looked up already: there is nothing left to read ahead.
     had_turn: bool = False
 
 
