@@ -15,10 +15,11 @@ from typing import Any, Final
 __version__: Final[str]
 HASH_BYTES: Final[int]  # 32
 
-# States of an operation, as returned by `Query.poll`.
+# States of an operation, as returned by `Query.poll` and `Preparation.poll`.
 PENDING: Final[int]  # no final state yet
-READY: Final[int]
+READY: Final[int]  # of a query: pages are leased
 MISS: Final[int]
+PREPARED: Final[int]  # of a preparation: its pages are in memory, and leased until it is claimed or ends
 
 # Grants of a reservation, as returned by `Reservation.statuses`.
 GRANT_SLOTS: Final[int]
@@ -91,10 +92,32 @@ class SchedulerClient:
     @property
     def status(self) -> str:
         """One line for people: connected or why not."""
-    def query(self, hashes: bytes, *, group: int = 0, deadline_ms: int = 0) -> Query:
+    def query(
+        self,
+        hashes: bytes,
+        *,
+        group: int = 0,
+        deadline_ms: int = 0,
+        strict: bool = False,
+        wait_full_prefix: bool = False,
+    ) -> Query:
         """Asks for the longest sealed prefix of `hashes`. Never blocks; when not connected or over a
-        limit the query is a MISS at once. `deadline_ms` 0 means the operation lifetime; the client
-        itself also turns the query into a MISS when that time has passed without any answer."""
+        limit the query is a MISS at once. `deadline_ms` 0 means the operation lifetime. At the deadline
+        the pages that are in memory by then are the answer; shortly after it the client itself turns a
+        query without any answer into a MISS. With `strict` the answer is all pages of `hashes` or a MISS.
+        With `wait_full_prefix` neither the deadline nor read limits cut the answer short: for pages that
+        are still being saved. Raises OrbitKVError for a group that is not registered."""
+    def prepare_prefix(self, hashes: bytes, *, group: int = 0) -> Preparation:
+        """Reads the longest stored prefix of `hashes` ahead, for one request that is expected to ask for
+        exactly these hashes. Never blocks. A MISS at once when not connected ("disconnected"), without
+        hashes ("absent"), or when 4 preparations of this client are unclaimed ("limit"). The manager skips
+        one that is larger than a quarter of its budgets, or in the way of demands ("budget"). Counts as no
+        lookup until it is claimed. Raises OrbitKVError for a group that is not registered."""
+    def warm_up(self, hashes: bytes, *, group: int = 0) -> bool:
+        """Asks that pages be brought into memory, for nobody in particular: none is leased. Never blocks.
+        True if the request was sent; False when not connected, without hashes, or when too many are under
+        way. Fire and forget: the end only counts in `stats` (`warmed_pages`, `warm_ups_skipped`). Raises
+        OrbitKVError for a group that is not registered."""
     def reserve(
         self, hashes: bytes, *, parent: bytes | None, first_depth: int, group: int = 0
     ) -> Reservation:
@@ -102,7 +125,10 @@ class SchedulerClient:
     def reset(self) -> Reset:
         """Forgets every page of the namespace."""
     def stats(self) -> dict[str, int]:
-        """Counters of this client: queries, hits_pages, misses, reserved_pages, reconnects, …"""
+        """Counters of this client: queries, hits, hits_pages, misses, deadline_misses, reserved_pages,
+        granted_pages, refusals, reconnects; preparations (begun or tried), preparations_claimed (while
+        alive), preparations_expired (nobody polled), preparations_skipped (a limit, a budget, absent);
+        warm_ups (sent), warm_ups_skipped, warmed_pages (brought into memory by them)."""
     def close(self) -> None: ...
 
 class Query:
@@ -123,6 +149,29 @@ class Query:
         worker's part has ended. Raises OrbitKVError when not READY (e.g. the connection was lost)."""
     def release(self) -> None:
         """Ends interest, in whatever state; idempotent. Running copies keep their custody."""
+
+class Preparation:
+    """Pages that are read ahead until a request claims them. Only polls keep it: the client tells the
+    manager of them at most every 250 ms, in one message for all preparations. After 900 ms without a poll
+    the client lets go by itself (MISS, "expired")."""
+
+    def poll(self) -> int:
+        """PENDING, PREPARED or MISS: one atomic load, and one store that remembers the time of the poll."""
+    @property
+    def pages(self) -> int:
+        """Pages in memory for it (0 unless PREPARED)."""
+    @property
+    def miss_reason(self) -> str:
+        """As of a query; "expired": not polled in time; "released": claimed or cancelled. Empty unless
+        MISS."""
+    def claim(self, *, deadline_ms: int = 0) -> Query:
+        """The request has come: its query, READY at once if all pages are in memory, else when they are.
+        Never blocks. If the preparation has ended, for whatever reason, or the connection is a new one, this
+        is an ordinary query for the same hashes. `deadline_ms` as in `SchedulerClient.query`, from now on.
+        Afterwards the preparation is spent: it is a MISS ("released"), and another claim raises
+        OrbitKVError."""
+    def cancel(self) -> None:
+        """Ends interest; idempotent; also on deletion. Does nothing to a query that claimed it."""
 
 class Reservation:
     def poll(self) -> bool:

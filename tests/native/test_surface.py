@@ -99,7 +99,7 @@ def test_signatures_are_as_declared(name: str) -> None:
 
 
 def test_states_and_grants_are_distinct() -> None:
-    assert len({native.PENDING, native.READY, native.MISS}) == 3
+    assert len({native.PENDING, native.READY, native.MISS, native.PREPARED}) == 4
     grants = {native.GRANT_SLOTS, native.GRANT_EXISTS, native.GRANT_BUSY, native.GRANT_REFUSED}
     assert len(grants) == 4
 
@@ -190,6 +190,13 @@ def test_without_a_manager_everything_is_a_miss_and_nothing_waits() -> None:
     assert (query.poll(), query.pages, query.miss_reason) == (native.MISS, 0, "disconnected")
     with pytest.raises(native.OrbitKVError, match="disconnected"):
         query.restore(0, 1)
+    preparation = client.prepare_prefix(hashes)
+    state = (preparation.poll(), preparation.pages, preparation.miss_reason)
+    assert state == (native.MISS, 0, "disconnected")
+    assert preparation.claim(deadline_ms=60_000).miss_reason == "disconnected"
+    with pytest.raises(native.OrbitKVError, match="claimed before"):
+        preparation.claim()
+    assert client.warm_up(hashes) is False
     reservation = client.reserve(hashes, parent=None, first_depth=0)
     assert (reservation.poll(), reservation.statuses()) == (True, [native.GRANT_REFUSED])
     reset = client.reset()
@@ -201,6 +208,14 @@ def test_without_a_manager_everything_is_a_miss_and_nothing_waits() -> None:
         client.query(hashes, group=7)
     with pytest.raises(native.OrbitKVError, match="deadline_ms is -1"):
         client.query(hashes, deadline_ms=-1)
+    with pytest.raises(native.OrbitKVError, match="multiple of 32"):
+        client.prepare_prefix(hashes[1:])
+    with pytest.raises(native.OrbitKVError, match="group is 7"):
+        client.prepare_prefix(hashes, group=7)
+    with pytest.raises(native.OrbitKVError, match="group is 7"):
+        client.warm_up(hashes, group=7)
+    with pytest.raises(native.OrbitKVError, match="deadline_ms is -1"):
+        client.prepare_prefix(hashes).claim(deadline_ms=-1)
     client.close()
     client.close()
 

@@ -26,6 +26,9 @@ pub enum ClientError {
         /// Its state or miss reason.
         state: &'static str,
     },
+    /// The preparation has become a query.
+    #[error("the preparation was claimed before: use the query of that claim")]
+    Spent,
     /// A limit of this client.
     #[error("{what}: at most {max}")]
     Limit {

@@ -22,9 +22,9 @@ mod waiters;
 mod worker;
 
 pub use error::ClientError;
-pub use operations::{MissReason, QueryState};
+pub use operations::{Demand, MissReason, PreparationState, QueryState};
 pub use orbitkv_wire::{GrantStatus, Hash, MAX_HASHES};
 pub use registration::{GroupSpec, Registration};
-pub use scheduler::{Query, Reservation, Reset, SchedulerClient};
+pub use scheduler::{Preparation, Query, Reservation, Reset, SchedulerClient};
 pub use ticket::{PagePart, Ticket, TicketError, TicketKind};
 pub use worker::{Load, Save, SelfTest, Verify, WorkerClient, WorkerConfig, gather_block, scatter_block};

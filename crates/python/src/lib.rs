@@ -9,6 +9,7 @@
 mod args;
 mod guard;
 mod layout;
+mod preparation;
 mod registration;
 mod scheduler;
 mod worker;
@@ -23,6 +24,8 @@ mod _native {
     use crate::guard::OrbitKVError;
     #[pymodule_export]
     use crate::layout::{Layout, gather_block, scatter_block};
+    #[pymodule_export]
+    use crate::preparation::Preparation;
     #[pymodule_export]
     use crate::registration::Registration;
     #[pymodule_export]
@@ -42,6 +45,7 @@ mod _native {
         module.add("PENDING", crate::scheduler::PENDING)?;
         module.add("READY", crate::scheduler::READY)?;
         module.add("MISS", crate::scheduler::MISS)?;
+        module.add("PREPARED", crate::scheduler::PREPARED)?;
         module.add("GRANT_SLOTS", GrantStatus::Slots as u8)?;
         module.add("GRANT_EXISTS", GrantStatus::Exists as u8)?;
         module.add("GRANT_BUSY", GrantStatus::Busy as u8)?;

@@ -2,8 +2,9 @@
 
 use crate::args::{hash, hashes, int, micros};
 use crate::guard::{Guard, drop_quietly};
+use crate::preparation::Preparation;
 use crate::registration::Registration;
-use orbitkv_client::{MissReason, QueryState};
+use orbitkv_client::{Demand, MissReason, QueryState};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use std::collections::HashMap;
 pub(crate) const PENDING: u8 = 0;
 pub(crate) const READY: u8 = 1;
 pub(crate) const MISS: u8 = 2;
+pub(crate) const PREPARED: u8 = 3;
 
 fn state(state: QueryState) -> u8 {
     match state {
@@ -57,12 +59,34 @@ impl SchedulerClient {
         self.guard.look(|| Ok(self.client.status()))
     }
 
-    #[pyo3(signature = (hashes, *, group = 0, deadline_ms = 0))]
-    fn query(&self, py: Python<'_>, hashes: &[u8], group: i64, deadline_ms: i64) -> PyResult<Query> {
+    #[pyo3(signature = (hashes, *, group = 0, deadline_ms = 0, strict = false, wait_full_prefix = false))]
+    fn query(
+        &self,
+        py: Python<'_>,
+        hashes: &[u8],
+        group: i64,
+        deadline_ms: i64,
+        strict: bool,
+        wait_full_prefix: bool,
+    ) -> PyResult<Query> {
         let (group, deadline_ms) = (int("group", group)?, int("deadline_ms", deadline_ms)?);
         let hashes = self::hashes("hashes", hashes)?;
-        let query = self.guard.run(py, || self.client.query(group, &hashes, deadline_ms))?;
+        let demand = Demand { deadline_ms, strict, wait_full_prefix };
+        let query = self.guard.run(py, || self.client.demand(group, &hashes, demand))?;
         Ok(Query { query, guard: self.guard.clone() })
+    }
+
+    #[pyo3(signature = (hashes, *, group = 0))]
+    fn prepare_prefix(&self, py: Python<'_>, hashes: &[u8], group: i64) -> PyResult<Preparation> {
+        let (group, hashes) = (int("group", group)?, self::hashes("hashes", hashes)?);
+        let preparation = self.guard.run(py, || self.client.prepare(group, &hashes))?;
+        Ok(Preparation { preparation, guard: self.guard.clone() })
+    }
+
+    #[pyo3(signature = (hashes, *, group = 0))]
+    fn warm_up(&self, py: Python<'_>, hashes: &[u8], group: i64) -> PyResult<bool> {
+        let (group, hashes) = (int("group", group)?, self::hashes("hashes", hashes)?);
+        self.guard.run(py, || self.client.warm_up(group, &hashes))
     }
 
     #[pyo3(signature = (hashes, *, parent, first_depth, group = 0))]
@@ -105,8 +129,8 @@ impl Drop for SchedulerClient {
 /// A foreground demand.
 #[pyclass(frozen, module = "orbitkv._native")]
 pub(crate) struct Query {
-    query: orbitkv_client::Query,
-    guard: Guard,
+    pub(crate) query: orbitkv_client::Query,
+    pub(crate) guard: Guard,
 }
 
 #[pymethods]

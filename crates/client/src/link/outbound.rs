@@ -1,7 +1,7 @@
 //! Bytes on their way to the manager.
 
 use super::Session;
-use orbitkv_wire::{Kind, QueryRule, ToManager, write_frame};
+use orbitkv_wire::{Kind, ToManager, write_frame};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use std::os::fd::OwnedFd;
@@ -162,6 +162,7 @@ impl Outbound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use orbitkv_wire::QueryRule;
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     /// An outbound whose peer never reads.

@@ -2,8 +2,9 @@
 
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
+use orbitkv_wire::WireMiss;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// State of a query.
@@ -25,7 +26,7 @@ macro_rules! reasons {
         pub enum MissReason { $($(#[$doc])* $name = $value,)+ }
 
         impl MissReason {
-            fn from_u8(value: u8) -> Option<Self> {
+            pub(crate) fn from_u8(value: u8) -> Option<Self> {
                 match value { $($value => Some(Self::$name),)+ _ => None }
             }
 
@@ -61,6 +62,20 @@ reasons! {
     Released = 9 => "released",
 }
 
+impl From<WireMiss> for MissReason {
+    fn from(reason: WireMiss) -> Self {
+        match reason {
+            WireMiss::Absent => Self::Absent,
+            WireMiss::Inactive => Self::Inactive,
+            WireMiss::Deadline => Self::Deadline,
+            WireMiss::Lifetime => Self::Lifetime,
+            WireMiss::Limit => Self::Limit,
+            WireMiss::Expired => Self::Expired,
+            WireMiss::Budget => Self::Budget,
+        }
+    }
+}
+
 /// Leased pages.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -81,7 +96,8 @@ const HANDED: u8 = 3;
 pub(crate) struct QueryCell {
     pub(crate) session: u64,
     pub(crate) boot: u128,
-    pub(crate) operation: u64,
+    /// Changes at most once, under the table's lock and before the query is ready.
+    pub(super) operation: AtomicU64,
     pub(crate) group: u16,
     /// When the client itself gives up.
     pub(crate) deadline: Instant,
@@ -100,7 +116,7 @@ impl QueryCell {
         Self {
             session,
             boot,
-            operation,
+            operation: AtomicU64::new(operation),
             group,
             deadline,
             state: AtomicU8::new(PENDING),
@@ -115,6 +131,11 @@ impl QueryCell {
         let cell = Self::pending((0, 0, 0), 0, Instant::now());
         cell.miss(reason);
         cell
+    }
+
+    /// Its id on the session.
+    pub(crate) fn operation(&self) -> u64 {
+        self.operation.load(Ordering::Acquire)
     }
 
     pub(crate) fn state(&self) -> QueryState {

@@ -1,53 +1,42 @@
 //! Which operations are live, and when they time out.
 
-use super::{Grants, Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
-use crate::clock::monotonic_us;
+use super::counters::{OperationCounters, count};
+use super::demand::{Again, Demand};
+use super::preparation::Preparations;
+use super::{Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
 use crate::link::{Link, SendError, Session, Urgency};
 use crate::ticket::PagePart;
-use orbitkv_wire::{
-    GrantStatus, GrantedBody, Hash, Header, MAX_HASHES, QueryRule, Slot, ToClient, ToManager, WireMiss,
-};
+use orbitkv_wire::{Hash, Header, MAX_HASHES, ToClient, ToManager};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most live operations; the manager's own limit is lower by default.
-const MAX_LIVE: usize = 4096;
+pub(super) const MAX_LIVE: usize = 4096;
 /// Most resets waiting for a connection.
 const MAX_RESETS: usize = 256;
-/// Most slots in one abort.
-const ABORT_BATCH: usize = 4096;
-/// Wait for an answer without a deadline of its own: the manager's operation lifetime and a little.
-const LIFETIME: Duration = Duration::from_secs(65);
-
-/// What happened to operations.
-#[derive(Debug, Default)]
-pub(crate) struct OperationCounters {
-    pub(crate) queries: AtomicU64,
-    pub(crate) hits: AtomicU64,
-    pub(crate) hits_pages: AtomicU64,
-    pub(crate) misses: AtomicU64,
-    pub(crate) deadline_misses: AtomicU64,
-    pub(crate) reserved_pages: AtomicU64,
-    pub(crate) granted_pages: AtomicU64,
-    pub(crate) refusals: AtomicU64,
-}
-
-enum Entry {
-    Query(Arc<QueryCell>),
+pub(super) enum Entry {
+    /// The second: it is a claim that has no answer yet.
+    Query(Arc<QueryCell>, Option<Box<Again>>),
     Reservation(Arc<ReservationCell>),
     /// Every reset that the operation carries out.
     Reset(Vec<Arc<ResetCell>>),
 }
 
 #[derive(Default)]
-struct Table {
+pub(super) struct Table {
     /// Operations may be opened on it.
-    session: Option<Session>,
-    live: HashMap<u64, Entry>,
+    pub(super) session: Option<Session>,
+    /// Demands, reservations and resets.
+    pub(super) live: HashMap<u64, Entry>,
     /// Client-side deadlines of pending queries.
-    deadlines: BTreeSet<(Instant, u64)>,
+    pub(super) deadlines: BTreeSet<(Instant, u64)>,
+    pub(super) preparations: Preparations,
+    /// Warm-ups whose end has not come.
+    pub(super) warm_ups: BTreeSet<u64>,
+    /// Claims asked again whose refusal has not come.
+    pub(super) late_claims: BTreeSet<u64>,
     /// When the connection's thread will look again by itself.
     next_look: Option<Instant>,
     /// Resets not carried out when the connection was lost, or asked for without one.
@@ -56,7 +45,7 @@ struct Table {
 
 /// Live operations of one client. Lock order: the link's read side, this table, the link's buffer.
 pub(crate) struct Operations {
-    link: Arc<Link>,
+    pub(super) link: Arc<Link>,
     table: Mutex<Table>,
     pub(crate) counters: OperationCounters,
     /// The last refusal, for people.
@@ -73,55 +62,64 @@ impl Operations {
         }
     }
 
-    /// Asks for a prefix. `deadline_ms` zero leaves the manager's operation lifetime.
-    pub(crate) fn query(&self, group: u16, hashes: &[Hash], deadline_ms: u32) -> Arc<QueryCell> {
-        self.counters.queries.fetch_add(1, Ordering::Relaxed);
+    /// Asks for a prefix.
+    pub(crate) fn query(&self, group: u16, hashes: &[Hash], demand: Demand) -> Arc<QueryCell> {
+        self.ask(|table| self.open_query(table, group, hashes, demand))
+    }
+
+    /// Sends a demand, and takes the answer if it has come by then.
+    pub(super) fn ask(
+        &self,
+        open: impl FnOnce(&mut Table) -> Result<Arc<QueryCell>, MissReason>,
+    ) -> Arc<QueryCell> {
+        count(&self.counters.queries);
         let reads = self.link.try_reads();
-        let opened = self.open_query(group, hashes, deadline_ms);
+        let opened = open(&mut self.lock());
         if let Some(mut reads) = reads {
             // There already, if the manager ran before this thread went on.
             reads.read();
         }
         opened.unwrap_or_else(|reason| {
-            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            count(&self.counters.misses);
             Arc::new(QueryCell::missed(reason))
         })
     }
 
-    fn open_query(
+    pub(super) fn open_query(
         &self,
+        table: &mut Table,
         group: u16,
         hashes: &[Hash],
-        deadline_ms: u32,
+        demand: Demand,
     ) -> Result<Arc<QueryCell>, MissReason> {
         if hashes.is_empty() {
             return Err(MissReason::Absent);
         }
-        let mut table = self.lock();
         if hashes.len() > MAX_HASHES || table.live.len() >= MAX_LIVE {
             return Err(MissReason::Limit);
         }
-        let (session, operation) = table
-            .open(&self.link, &ToManager::Query { group, deadline_ms, rule: QueryRule::default(), hashes })
-            .map_err(|e| match e {
-                SendError::Stale => MissReason::Disconnected,
-                SendError::Full => MissReason::Limit,
-            })?;
-        let wait = match deadline_ms {
-            0 => LIFETIME,
-            ms => Duration::from_millis(u64::from(ms)),
-        };
-        let deadline = Instant::now() + wait;
+        let (deadline_ms, rule) = (demand.deadline_ms, demand.rule());
+        let message = ToManager::Query { group, deadline_ms, rule, hashes };
+        let (session, operation) = table.open(&self.link, &message)?;
         let ids = (session.number, session.boot, operation);
+        Ok(self.watch(table, ids, group, demand, None))
+    }
+
+    /// Takes up a demand that has been sent.
+    pub(super) fn watch(
+        &self,
+        table: &mut Table,
+        ids: (u64, u128, u64),
+        group: u16,
+        demand: Demand,
+        again: Option<Box<Again>>,
+    ) -> Arc<QueryCell> {
+        let deadline = Instant::now() + demand.wait();
         let cell = Arc::new(QueryCell::pending(ids, group, deadline));
-        table.live.insert(operation, Entry::Query(Arc::clone(&cell)));
-        table.deadlines.insert((deadline, operation));
-        // The thread wakes by itself at `next_look`; it need not be woken for anything later.
-        if table.next_look.is_none_or(|at| deadline < at) {
-            table.next_look = Some(deadline);
-            self.link.wake();
-        }
-        Ok(cell)
+        table.live.insert(ids.2, Entry::Query(Arc::clone(&cell), again));
+        table.deadlines.insert((deadline, ids.2));
+        table.look_at(deadline, &self.link);
+        cell
     }
 
     /// Waits at most `timeout` for a final state, and reads the answer on this thread if no other reads.
@@ -137,30 +135,6 @@ impl Operations {
             QueryState::Pending => cell.wait(timeout.saturating_sub(start.elapsed())),
             state => state,
         }
-    }
-
-    /// Asks for slots. Impossible requests are answered in the cell.
-    pub(crate) fn reserve(
-        &self,
-        group: u16,
-        parent: Option<Hash>,
-        first_depth: u32,
-        hashes: Vec<Hash>,
-    ) -> Arc<ReservationCell> {
-        self.counters.reserved_pages.fetch_add(hashes.len() as u64, Ordering::Relaxed);
-        let mut table = self.lock();
-        let fits = !hashes.is_empty() && hashes.len() <= MAX_HASHES && table.live.len() < MAX_LIVE;
-        // Before the request: the worker compares it with the beginning of its own session.
-        let issued_us = monotonic_us();
-        let message = ToManager::Reserve { group, parent, first_depth, hashes: &hashes };
-        let opened = if fits { table.open(&self.link, &message).ok() } else { None };
-        let Some((session, operation)) = opened else {
-            return Arc::new(ReservationCell::refused(hashes));
-        };
-        let ids = (session.number, session.boot, operation);
-        let cell = Arc::new(ReservationCell::pending(ids, group, issued_us, hashes));
-        table.live.insert(operation, Entry::Reservation(Arc::clone(&cell)));
-        cell
     }
 
     /// Asks to forget the namespace. Kept until a manager has done it; `None` when too many wait.
@@ -188,7 +162,7 @@ impl Operations {
         if !cell.hand_out() {
             return false;
         }
-        let sent = self.send(cell.session, cell.operation, &ToManager::Restore);
+        let sent = self.send(cell.session, cell.operation(), &ToManager::Restore);
         if !sent {
             cell.take_back(MissReason::Disconnected);
         }
@@ -197,7 +171,10 @@ impl Operations {
 
     /// Ends interest in a query, in whatever state.
     pub(crate) fn release(&self, cell: &QueryCell) {
-        let known = self.remove(cell.session, cell.operation);
+        // Under the lock from the look at its id on: a claim that is asked again changes that.
+        let mut table = self.lock();
+        let operation = cell.operation();
+        let known = table.remove(cell.session, operation);
         let pending = cell.state() == QueryState::Pending;
         if pending {
             cell.miss(MissReason::Released);
@@ -205,20 +182,7 @@ impl Operations {
         }
         if known {
             let message = if pending { ToManager::Cancel } else { ToManager::Release };
-            self.send(cell.session, cell.operation, &message);
-        }
-    }
-
-    /// Gives back what a reservation was granted and no ticket holds.
-    pub(crate) fn abandon(&self, cell: &ReservationCell) {
-        // An unanswered one stays in the table: its answer is given back when it comes.
-        self.abort(cell.session, &cell.abandon());
-    }
-
-    /// Gives slots back, in batches.
-    pub(crate) fn abort(&self, session: u64, slots: &[Slot]) {
-        for batch in slots.chunks(ABORT_BATCH) {
-            self.send(session, 0, &ToManager::Abort(batch));
+            self.send(cell.session, operation, &message);
         }
     }
 
@@ -252,10 +216,15 @@ impl Operations {
         let mut table = self.lock();
         table.session = None;
         table.deadlines.clear();
+        table.warm_ups.clear();
+        table.late_claims.clear();
+        for cell in table.preparations.drain() {
+            cell.end(MissReason::Disconnected);
+        }
         let live: Vec<_> = table.live.drain().collect();
         for (_, entry) in live {
             match entry {
-                Entry::Query(cell) => {
+                Entry::Query(cell, _) => {
                     self.miss(&cell, MissReason::Disconnected);
                 }
                 Entry::Reservation(cell) => cell.impossible(),
@@ -264,20 +233,21 @@ impl Operations {
         }
     }
 
-    /// Makes expired queries misses and tells the manager; when to look again.
+    /// Makes expired queries misses and tells the manager, keeps preparations; when to look again.
     pub(crate) fn expire(&self, now: Instant) -> Option<Instant> {
         let mut table = self.lock();
         while let Some(&(deadline, operation)) = table.deadlines.first().filter(|(at, _)| *at <= now) {
             table.deadlines.remove(&(deadline, operation));
-            if let Some(Entry::Query(cell)) = table.live.remove(&operation) {
-                self.counters.deadline_misses.fetch_add(1, Ordering::Relaxed);
+            if let Some(Entry::Query(cell, _)) = table.live.remove(&operation) {
+                count(&self.counters.deadline_misses);
                 self.miss(&cell, MissReason::Deadline);
                 self.send(cell.session, operation, &ToManager::Cancel);
             }
         }
+        let ahead = self.keep(&mut table, now);
         // Nothing pending: an earlier plan to look stays, so that a stream of short queries does not
         // wake the thread for each.
-        let first = table.deadlines.first().map(|(at, _)| *at);
+        let first = table.deadlines.first().map(|(at, _)| *at).into_iter().chain(ahead).min();
         table.next_look = first.or(table.next_look.filter(|at| *at > now));
         table.next_look
     }
@@ -291,7 +261,12 @@ impl Operations {
                 return Err(format!("operation {operation} is ready with no pages"));
             }
             ToClient::Ready { pages, shards, parts } => self.ready(operation, pages, shards, parts),
-            ToClient::Miss(reason) => self.missed(operation, from_wire(reason)),
+            ToClient::Prepared { pages: 0 } => {
+                return Err(format!("operation {operation} is prepared with no pages"));
+            }
+            ToClient::Prepared { pages } => self.prepared(operation, pages),
+            ToClient::Warmed { pages } => self.warmed(operation, pages),
+            ToClient::Miss(reason) => self.missed(operation, reason.into()),
             ToClient::Granted(ref body) => self.granted(operation, body)?,
             ToClient::Refused { text } => self.refused(operation, text),
             ToClient::ResetDone => {
@@ -306,19 +281,25 @@ impl Operations {
 
     fn ready(&self, operation: u64, pages: u32, shards: u16, parts: &[orbitkv_wire::Part]) {
         let mut table = self.lock();
-        let Some(Entry::Query(cell)) = table.live.get(&operation) else { return };
+        let Some(Entry::Query(cell, again)) = table.live.get_mut(&operation) else { return };
+        *again = None;
         let cell = Arc::clone(cell);
         table.deadlines.remove(&(cell.deadline, operation));
         let lease = Lease { pages, shards, parts: parts.iter().map(PagePart::from).collect() };
         if cell.ready(lease) {
-            self.counters.hits.fetch_add(1, Ordering::Relaxed);
+            count(&self.counters.hits);
             self.counters.hits_pages.fetch_add(u64::from(pages), Ordering::Relaxed);
         }
     }
 
     fn missed(&self, operation: u64, reason: MissReason) {
         let mut table = self.lock();
-        let Some(Entry::Query(cell)) = table.live.get(&operation) else { return };
+        if self.ended_ahead(&mut table, operation, reason)
+            || self.missed_before_claim(&mut table, operation, reason)
+        {
+            return;
+        }
+        let Some(Entry::Query(cell, _)) = table.live.get(&operation) else { return };
         let cell = Arc::clone(cell);
         table.deadlines.remove(&(cell.deadline, operation));
         if !self.miss(&cell, reason) {
@@ -332,28 +313,22 @@ impl Operations {
         }
     }
 
-    fn granted(&self, operation: u64, body: &GrantedBody<'_>) -> Result<(), String> {
-        let mut table = self.lock();
-        let Some(Entry::Reservation(cell)) = table.live.get(&operation) else { return Ok(()) };
-        let cell = Arc::clone(cell);
-        table.live.remove(&operation);
-        drop(table);
-        let grants = Grants::from_wire(body, cell.hashes.len())?;
-        let granted = grants.statuses.iter().filter(|s| **s == GrantStatus::Slots).count() as u64;
-        self.counters.granted_pages.fetch_add(granted, Ordering::Relaxed);
-        self.abort(cell.session, &cell.answer(grants));
-        Ok(())
-    }
-
     /// A request broke a rule: the operation is over.
     fn refused(&self, operation: u64, text: &str) {
-        self.counters.refusals.fetch_add(1, Ordering::Relaxed);
-        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = text.chars().take(1000).collect();
         let mut table = self.lock();
+        if table.late_claims.remove(&operation) || self.ask_anew(&mut table, operation) {
+            // A claim that came too late broke no rule.
+            return;
+        }
+        count(&self.counters.refusals);
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = text.chars().take(1000).collect();
+        if self.ended_ahead(&mut table, operation, MissReason::Refused) {
+            return;
+        }
         match table.live.get(&operation) {
             // A refusal of a later message about a lease that stands, as a second restore, changes nothing.
-            Some(Entry::Query(cell)) if cell.lease().is_some() => {}
-            Some(Entry::Query(_)) => {
+            Some(Entry::Query(cell, _)) if cell.lease().is_some() => {}
+            Some(Entry::Query(..)) => {
                 drop(table);
                 self.missed(operation, MissReason::Refused);
             }
@@ -371,60 +346,55 @@ impl Operations {
         }
     }
 
-    fn miss(&self, cell: &QueryCell, reason: MissReason) -> bool {
+    pub(super) fn miss(&self, cell: &QueryCell, reason: MissReason) -> bool {
         let was_ready = cell.lease().is_some();
         let missed = cell.miss(reason);
         self.link.nudge_reader();
         if missed && !was_ready {
-            self.counters.misses.fetch_add(1, Ordering::Relaxed);
+            count(&self.counters.misses);
         }
         missed
     }
 
-    /// Removes a live operation of that session; false if it is not.
-    fn remove(&self, session: u64, operation: u64) -> bool {
-        let mut table = self.lock();
-        if table.session.is_none_or(|s| s.number != session) {
-            return false;
-        }
-        let entry = table.live.remove(&operation);
-        if let Some(Entry::Query(cell)) = &entry {
-            table.deadlines.remove(&(cell.deadline, operation));
-        }
-        entry.is_some()
-    }
-
     /// Sends what must arrive, if its session is the present one.
-    fn send(&self, session: u64, operation: u64, message: &ToManager<'_>) -> bool {
+    pub(super) fn send(&self, session: u64, operation: u64, message: &ToManager<'_>) -> bool {
         let revision = u32::from(operation != 0);
         self.link.send(session, (operation, revision), message, Urgency::Must).is_ok()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Table {
+    /// The connection's thread wakes by itself at `next_look`; it need not be woken for anything later.
+    pub(super) fn look_at(&mut self, at: Instant, link: &Link) {
+        if self.next_look.is_none_or(|planned| at < planned) {
+            self.next_look = Some(at);
+            link.wake();
+        }
+    }
+
+    /// Removes a live operation of that session; false if it is not.
+    fn remove(&mut self, session: u64, operation: u64) -> bool {
+        if self.session.is_none_or(|s| s.number != session) {
+            return false;
+        }
+        let entry = self.live.remove(&operation);
+        if let Some(Entry::Query(cell, _)) = &entry {
+            self.deadlines.remove(&(cell.deadline, operation));
+        }
+        entry.is_some()
+    }
+
     /// Opens an operation on the session that this table knows.
-    fn open(&self, link: &Link, message: &ToManager<'_>) -> Result<(Session, u64), SendError> {
+    pub(super) fn open(&self, link: &Link, message: &ToManager<'_>) -> Result<(Session, u64), SendError> {
         let known = self.session.ok_or(SendError::Stale)?;
         let (session, operation) = link.open(message)?;
         // The link may already be on a newer session whose welcome has not come here: cannot be, for
         // `disconnected` comes first, on the same thread, and takes this table's lock.
         debug_assert_eq!(session.number, known.number);
         Ok((session, operation))
-    }
-}
-
-fn from_wire(reason: WireMiss) -> MissReason {
-    match reason {
-        WireMiss::Absent => MissReason::Absent,
-        WireMiss::Inactive => MissReason::Inactive,
-        WireMiss::Deadline => MissReason::Deadline,
-        WireMiss::Lifetime => MissReason::Lifetime,
-        WireMiss::Limit => MissReason::Limit,
-        WireMiss::Expired => MissReason::Expired,
-        WireMiss::Budget => MissReason::Budget,
     }
 }

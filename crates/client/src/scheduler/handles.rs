@@ -1,7 +1,10 @@
 //! What the engine holds of an operation. Dropping a handle ends its interest.
 
 use crate::clock::monotonic_us;
-use crate::operations::{MissReason, Operations, QueryCell, QueryState, ReservationCell, ResetCell};
+use crate::operations::{
+    MissReason, Operations, PreparationCell, PreparationState, QueryCell, QueryState, ReservationCell,
+    ResetCell,
+};
 use crate::ticket::{PagePart, Ticket, TicketKind};
 use crate::{ClientError, GrantStatus};
 use std::sync::Arc;
@@ -70,7 +73,7 @@ impl Query {
             kind: TicketKind::Restore,
             boot: self.cell.boot,
             scheduler: self.cell.session,
-            operation: self.cell.operation,
+            operation: self.cell.operation(),
             revision: 1,
             group: self.cell.group,
             shards: lease.shards,
@@ -89,6 +92,57 @@ impl Query {
 impl Drop for Query {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+/// A read ahead for one request. Only polls keep it: after 900 ms without one it ends by itself.
+pub struct Preparation {
+    cell: Arc<PreparationCell>,
+    operations: Arc<Operations>,
+}
+
+impl Preparation {
+    pub(crate) fn new(cell: Arc<PreparationCell>, operations: Arc<Operations>) -> Self {
+        Self { cell, operations }
+    }
+
+    /// One atomic load and one store, which renews it.
+    #[must_use]
+    pub fn poll(&self) -> PreparationState {
+        self.cell.poll()
+    }
+
+    /// Pages in memory for it; zero unless prepared.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.cell.pages() as usize
+    }
+
+    /// Why there are none.
+    #[must_use]
+    pub fn miss_reason(&self) -> Option<MissReason> {
+        self.cell.reason()
+    }
+
+    /// The request has come: its demand. Whatever became of the preparation, this is a query for the same
+    /// hashes; `deadline_ms` as in a query. The preparation then is a miss, "released".
+    ///
+    /// # Errors
+    /// It was claimed before.
+    pub fn claim(&self, deadline_ms: u32) -> Result<Query, ClientError> {
+        let cell = self.operations.claim(&self.cell, deadline_ms).ok_or(ClientError::Spent)?;
+        Ok(Query::new(cell, Arc::clone(&self.operations)))
+    }
+
+    /// Ends interest, unless it was claimed. Idempotent.
+    pub fn cancel(&self) {
+        self.operations.cancel(&self.cell);
+    }
+}
+
+impl Drop for Preparation {
+    fn drop(&mut self) {
+        self.cancel();
     }
 }
 

@@ -2,10 +2,10 @@
 
 mod handles;
 
-pub use handles::{Query, Reservation, Reset};
+pub use handles::{Preparation, Query, Reservation, Reset};
 
 use crate::link::{Fds, Handler, Link, LinkThread, Session};
-use crate::operations::Operations;
+use crate::operations::{Demand, Operations};
 use crate::registration::Registration;
 use crate::{ClientError, Hash};
 use orbitkv_wire::{Header, HelloRole, MAX_HASHES, Resume, ToClient};
@@ -79,9 +79,38 @@ impl SchedulerClient {
     /// # Errors
     /// A group that is not registered.
     pub fn query(&self, group: u16, hashes: &[Hash], deadline_ms: u32) -> Result<Query, ClientError> {
+        self.demand(group, hashes, Demand { deadline_ms, ..Demand::default() })
+    }
+
+    /// As [`Self::query`], and says what answer is taken.
+    ///
+    /// # Errors
+    /// A group that is not registered.
+    pub fn demand(&self, group: u16, hashes: &[Hash], demand: Demand) -> Result<Query, ClientError> {
         self.check_group(group)?;
-        let cell = self.shared.operations.query(group, hashes, deadline_ms);
+        let cell = self.shared.operations.query(group, hashes, demand);
         Ok(Query::new(cell, Arc::clone(&self.shared.operations)))
+    }
+
+    /// Reads the longest stored prefix of `hashes` ahead, for one request that will claim it; never blocks.
+    /// When not connected or over a limit it is a miss at once.
+    ///
+    /// # Errors
+    /// A group that is not registered.
+    pub fn prepare(&self, group: u16, hashes: &[Hash]) -> Result<Preparation, ClientError> {
+        self.check_group(group)?;
+        let cell = self.shared.operations.prepare(group, hashes);
+        Ok(Preparation::new(cell, Arc::clone(&self.shared.operations)))
+    }
+
+    /// Asks that pages be brought into memory, for nobody in particular; never blocks. True if the manager
+    /// was asked; whether it does so shows in [`Self::stats`] alone.
+    ///
+    /// # Errors
+    /// A group that is not registered.
+    pub fn warm_up(&self, group: u16, hashes: &[Hash]) -> Result<bool, ClientError> {
+        self.check_group(group)?;
+        Ok(self.shared.operations.warm_up(group, hashes))
     }
 
     /// Asks for slots to save these pages into; never blocks.
@@ -115,19 +144,9 @@ impl SchedulerClient {
     /// Counters of this client, by name.
     #[must_use]
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
-        let counters = &self.shared.operations.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        vec![
-            ("queries", read(&counters.queries)),
-            ("hits", read(&counters.hits)),
-            ("hits_pages", read(&counters.hits_pages)),
-            ("misses", read(&counters.misses)),
-            ("deadline_misses", read(&counters.deadline_misses)),
-            ("reserved_pages", read(&counters.reserved_pages)),
-            ("granted_pages", read(&counters.granted_pages)),
-            ("refusals", read(&counters.refusals)),
-            ("reconnects", self.shared.link.reconnects()),
-        ]
+        let mut stats = self.shared.operations.counters.read();
+        stats.push(("reconnects", self.shared.link.reconnects()));
+        stats
     }
 
     /// Ends the session; idempotent. Open queries become misses.

@@ -2,7 +2,7 @@
 
 use super::{Core, SelfTest, scratch};
 use crate::link::{Session, random_u128};
-use crate::operations::{QueryState, ReservationCell};
+use crate::operations::{Demand, QueryState, ReservationCell};
 use crate::registration::PROBE_GROUP;
 use crate::scheduler::{Query, Reservation};
 use crate::{GrantStatus, Hash};
@@ -139,7 +139,8 @@ impl Probe<'_> {
         let query = loop {
             let left = self.until.saturating_duration_since(Instant::now());
             let deadline_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1);
-            let cell = self.core.operations.query(PROBE_GROUP, &[hash], deadline_ms);
+            let demand = Demand { deadline_ms, ..Demand::default() };
+            let cell = self.core.operations.query(PROBE_GROUP, &[hash], demand);
             let query = Query::new(cell, Arc::clone(&self.core.operations));
             self.wait("the probe page's lookup", || query.wait(RETRY) != QueryState::Pending)?;
             if query.poll() == QueryState::Ready {
