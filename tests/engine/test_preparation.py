@@ -51,7 +51,7 @@ def prepares(mode: str) -> None:
 
 
 class Counted:
-    """What manager and adapter have counted since."""
+    """What manager, adapter and native client have counted since."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -62,6 +62,7 @@ class Counted:
         return {
             **self._engine.manager.counters(),
             **{f"adapter_{name}": value for name, value in side._lookups.counters.items()},
+            **{f"client_{name}": value for name, value in side._client.stats().items()},
         }
 
     def __getitem__(self, name: str) -> int:
@@ -222,7 +223,7 @@ def test_an_engine_that_does_not_step_lets_go(engine: Engine, new_prompt: Prompt
     engine.add("queued", tokens)
     engine.step_until(lambda: operations(engine, "prepared") == 1, "it is prepared")
     # Nothing steps here, so nothing says that the request still waits.
-    wait_until(lambda: counted["expired_preparations"] == 1, "it has expired")
+    wait_until(lambda: counted["client_preparations_expired"] == 1, "it has expired")
     engine.manager.assert_drained()
     free_slots(engine)
     result = engine.finish(["queued"])["queued"]
@@ -250,4 +251,4 @@ def test_an_engine_that_steps_does_not(engine: Engine, new_prompt: Prompts) -> N
     assert (result.tokens, result.cached) == (cold, restorable_tokens(TOKENS))
     assert_idle(engine)
     assert counted["claims"] == counted["adapter_preparations_claimed"] == 1
-    assert counted["expired_preparations"] == 0
+    assert counted["client_preparations_expired"] == counted["expired_preparations"] == 0
