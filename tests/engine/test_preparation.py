@@ -183,6 +183,7 @@ def test_abort_in_the_queue(engine: Engine, new_prompt: Prompts, mode: str, plac
             engine.manager.assert_drained()
         free_slots(engine)
     assert_idle(engine)
+    assert counted["client_preparations_expired"] == 0, "time ended what the abort should have"
 
     # The same prompts still serve.
     leave_on_tier(engine)
