@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HASH_BYTES = 32
-PENDING, READY, MISS = 0, 1, 2
+PENDING, READY, MISS, PREPARED = 0, 1, 2, 3
 GRANT_SLOTS, GRANT_EXISTS, GRANT_BUSY, GRANT_REFUSED = 0, 1, 2, 3
 
 
@@ -29,6 +29,8 @@ class Manager:
     filling: set[bytes] = field(default_factory=set)
     leases: int = 0
     queries: list[Any] = field(default_factory=list)
+    preparations: list[Any] = field(default_factory=list)
+    warm_ups: list[list[bytes]] = field(default_factory=list)
     reservations: list[Any] = field(default_factory=list)
     loads: list[Any] = field(default_factory=list)
     saves: list[Any] = field(default_factory=list)
@@ -38,6 +40,7 @@ class Manager:
     reconnects: int = 0
     reset_answers: bool = True
     hold_queries: bool = False
+    hold_preparations: bool = False
     hold_reservations: bool = False
     hold_loads: bool = False
     hold_saves: bool = False
@@ -151,6 +154,56 @@ class Query:
             MANAGER.leases -= self._state == READY
 
 
+class Preparation:
+    """Pages held for a request that has not asked yet. `lose` ends it as the manager would."""
+
+    def __init__(self, hashes: list[bytes]) -> None:
+        self.hashes = hashes
+        self.polls = 0
+        self.state = PENDING
+        self.pages = 0
+        self.miss_reason = ""
+        self.claimed: Query | None = None
+        self.cancelled = False
+
+    def poll(self) -> int:
+        assert not self.over, "polled after its end"
+        self.polls += 1
+        if self.state == PENDING and not MANAGER.hold_preparations:
+            while self.pages < len(self.hashes) and self.hashes[self.pages] in MANAGER.pages:
+                self.pages += 1
+            self.state = PREPARED if self.pages else MISS
+            self.miss_reason = "" if self.pages else "absent"
+            MANAGER.leases += self.state == PREPARED
+        return self.state
+
+    @property
+    def over(self) -> bool:
+        return self.cancelled or self.claimed is not None
+
+    def _let_go(self) -> None:
+        MANAGER.leases -= self.state == PREPARED
+        self.state = MISS
+
+    def lose(self, reason: str) -> None:
+        self._let_go()
+        self.miss_reason = reason
+
+    def claim(self, *, deadline_ms: int = 0) -> Query:
+        MANAGER.check("claim")
+        assert not self.over, "claimed after its end"
+        self._let_go()
+        self.claimed = Query(self.hashes)
+        self.claimed.deadline_ms = deadline_ms
+        MANAGER.queries.append(self.claimed)
+        return self.claimed
+
+    def cancel(self) -> None:
+        if not self.over:
+            self.cancelled = True
+            self._let_go()
+
+
 class Reservation:
     def __init__(self, hashes: list[bytes], parent: bytes | None, first_depth: int) -> None:
         self.hashes, self.parent, self.first_depth = hashes, parent, first_depth
@@ -214,12 +267,33 @@ class SchedulerClient:
     def connected(self) -> bool:
         return MANAGER.is_up
 
-    def query(self, hashes: bytes, *, group: int = 0, deadline_ms: int = 0) -> Query:
+    def query(
+        self,
+        hashes: bytes,
+        *,
+        group: int = 0,
+        deadline_ms: int = 0,
+        strict: bool = False,
+        wait_full_prefix: bool = False,
+    ) -> Query:
         MANAGER.check("query")
         query = Query(split(hashes))
         query.deadline_ms = deadline_ms
         MANAGER.queries.append(query)
         return query
+
+    def prepare_prefix(self, hashes: bytes, *, group: int = 0) -> Preparation:
+        MANAGER.check("prepare_prefix")
+        assert hashes, "nothing to prepare"
+        preparation = Preparation(split(hashes))
+        MANAGER.preparations.append(preparation)
+        return preparation
+
+    def warm_up(self, hashes: bytes, *, group: int = 0) -> bool:
+        MANAGER.check("warm_up")
+        assert hashes, "nothing to warm up"
+        MANAGER.warm_ups.append(split(hashes))
+        return True
 
     def reserve(
         self, hashes: bytes, *, parent: bytes | None, first_depth: int, group: int = 0

@@ -138,7 +138,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._on_scheduler(lambda side: side.bind_pool(gpu_block_pool), lambda _: None, None)
 
     def on_new_request(self, request: Request) -> None:
-        self._on_scheduler(lambda side: side.add_request(request), lambda _: None, None)
+        self._on_scheduler(lambda side: side.accept(request), lambda _: None, None)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

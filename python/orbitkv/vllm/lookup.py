@@ -6,14 +6,15 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.vllm.extent import Extent
 from orbitkv.vllm.native import load_native
 
 if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from orbitkv.vllm.lookahead import Lookahead
     from orbitkv.vllm.requests import RequestRecord
     from orbitkv.vllm.settings import Settings
-
-# A frame holds at most 1 MiB; this many hashes of 32 bytes are half of it.
-MAX_QUERY_BLOCKS = 16384
 
 
 class Lookup:
@@ -66,9 +67,10 @@ class Lookups:
     """Asks for requests. Each admission of a request costs one query, however often the engine repeats
     itself."""
 
-    def __init__(self, client: Any, settings: Settings) -> None:
+    def __init__(self, client: Any, settings: Settings, lookahead: Lookahead) -> None:
         self._client = client
         self._settings = settings
+        self._lookahead = lookahead
         self._native = load_native()
         self.counters: Counter[str] = Counter()
 
@@ -104,8 +106,19 @@ class Lookups:
         now = time.monotonic()
         if record.lookup_deadline is None:
             record.lookup_deadline = now + self._settings.lookup_deadline_ms / 1000
-        hashes = record.request.block_hashes[start : min(usable, start + MAX_QUERY_BLOCKS)]
         remaining_ms = max(1, int((record.lookup_deadline - now) * 1000))
         self.counters["lookups"] += 1
-        query = self._client.query(self._native.pad_hashes(list(hashes)), group=0, deadline_ms=remaining_ms)
-        return Lookup(query, start)
+        return Lookup(self._query(record.request, start, usable, remaining_ms), start)
+
+    def _query(self, request: Request, start: int, usable: int, deadline_ms: int) -> Any:
+        """Claims what was prepared for the request, or asks anew."""
+        extent = Extent.of(request, start, usable)
+        preparation = self._lookahead.take(request.request_id)
+        if preparation is not None and preparation.holds(extent):
+            self.counters["preparations_claimed"] += preparation.is_live
+            return preparation.claim(deadline_ms)
+        query = self._client.query(extent.hashes(request), group=0, deadline_ms=deadline_ms)
+        if preparation is not None:
+            # Only now: the pages that both want are not let go in between.
+            preparation.cancel()
+        return query

@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
 from orbitkv.vllm.log import logger, warn_once
+from orbitkv.vllm.lookahead import Lookahead, choose_mode
 from orbitkv.vllm.lookup import Lookups
 from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
@@ -48,7 +50,9 @@ class SchedulerSide:
             f"manager at {settings.socket}"
         )
         self._client = load_native().SchedulerClient(registration)
-        self._lookups = Lookups(self._client, settings)
+        mode = choose_mode(settings, world_size=world_size)
+        self._lookahead = Lookahead(self._client, mode, block_tokens)
+        self._lookups = Lookups(self._client, settings, self._lookahead)
         self._estimate = TransferEstimate(settings, page_bytes)
         self._pool: BlockPool | None = None
         needs_gate = settings.admission_gate and engine_needs_gate()
@@ -69,11 +73,17 @@ class SchedulerSide:
     # Lookups and restores ---------------------------------------------------------------------------------
 
     def bind_pool(self, pool: BlockPool) -> None:
-        """The engine's block pool; only its free count is read."""
+        """The engine's block pool; only its free count and what it caches are read."""
         self._pool = pool
+        self._lookahead.bind_pool(pool)
 
     def _free_blocks(self) -> int:
         return self._pool.get_num_free_blocks() if self._pool is not None else 0
+
+    def accept(self, request: Request) -> None:
+        """The engine has queued the request, and will ask about it when it can run it."""
+        self.add_request(request)
+        self._lookahead.accepted(request)
 
     def add_request(self, request: Request) -> None:
         """Keeps the request: its `block_hashes` grow as tokens are appended."""
@@ -103,10 +113,10 @@ class SchedulerSide:
 
     def _hits(self, record: RequestRecord, start: int) -> int | None:
         request = record.request
-        # The engine computes at least the last token: it has to sample from it.
-        usable = min((request.num_tokens - 1) // self._block_tokens, len(request.block_hashes))
+        usable = usable_blocks(request, self._block_tokens)
         if request.skip_reading_prefix_cache or record.restore_failed or start >= usable:
             record.close_lookup()
+            self._lookahead.release(request.request_id)
             return 0
         return self._lookups.hits(record, start, usable)
 
@@ -114,6 +124,7 @@ class SchedulerSide:
         """The engine gave the request its blocks; `num_external_tokens` of them are ours to fill."""
         self.add_request(request)
         record = self.records[request.request_id]
+        self._lookahead.left(request.request_id)
         table = blocks.get_block_ids()[0]
         was_waiting = record.phase is Phase.WAITING
         self._tables.allocated(record, table)
@@ -165,6 +176,7 @@ class SchedulerSide:
         self.saves.collect_answers()
         orders, fences = self.saves.dispatch(self._ended_step, fresh)
         self._offer(full_blocks)
+        self._lookahead.advance()
         self._estimate.begin_step(decoding=set(output.num_scheduled_tokens))
         if output.num_scheduled_tokens:
             self._idle_since = None
@@ -232,6 +244,7 @@ class SchedulerSide:
         return self._increments.take(
             {
                 **self._lookups.counters,
+                **self._lookahead.counters,
                 "gate_denials": self.gate.denials,
                 "save_refused_pages": self.saves.counters["refused"],
                 "save_overtaken_pages": self.saves.counters["overtaken"],
@@ -254,6 +267,7 @@ class SchedulerSide:
     def finished(self, request_id: str) -> None:
         """The request is over, wherever it was. Its open saves go on; nothing delays it."""
         self.gate.release(request_id)
+        self._lookahead.left(request_id)
         self._estimate.finished(request_id)
         record = self.records.pop(request_id, None)
         if record is not None:
@@ -276,6 +290,7 @@ class SchedulerSide:
         """Forgets every page of the namespace, in the manager too. False if that could not be confirmed."""
         for record in self.records.values():
             record.close_lookup()
+        self._lookahead.clear()
         self.saves.drop_open()
         self.saves.forget_dispatched()
         self._abort_saves = True

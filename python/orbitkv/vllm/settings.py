@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LOAD_MODES = ("auto", "sync", "async")
+# Settings that are environment variables too.
+SWITCHES = {"prepare_requests": "ORBITKV_PREPARE_REQUESTS", "queue_warmup": "ORBITKV_QUEUE_WARMUP"}
 _VERIFY = re.compile(r"off|all|sample:[1-9][0-9]{0,8}")
 
 
@@ -41,6 +43,9 @@ class Settings:
     copy_threads: int = 2
     verify_restore: str = "sample:16"
     admission_gate: bool = True
+    # Read the pages of waiting requests ahead: held for the request, or only brought into the pool.
+    prepare_requests: bool = False
+    queue_warmup: bool = False
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -51,7 +56,16 @@ class Settings:
                 raise SettingsError(_unknown(key, list(known)))
         values = {key: _checked(key, str(known[key]), value) for key, value in extra.items()}
         values.setdefault("socket", environ.get("ORBITKV_SOCKET") or default_socket(environ))
+        for key, variable in SWITCHES.items():
+            values.setdefault(key, _switch(variable, environ))
         return cls(**values)
+
+
+def _switch(variable: str, environ: Mapping[str, str]) -> bool:
+    value = environ.get(variable, "")
+    if value not in ("", "0", "1"):
+        raise SettingsError(f"{variable} is {value!r}; it must be 1 (on) or 0 (off).")
+    return value == "1"
 
 
 def _unknown(key: str, known: list[str]) -> str:

@@ -37,6 +37,9 @@ COUNTERS = {
     "lookups": "Lookups of requests in the OrbitKV cache manager.",
     "lookup_misses": "Lookups that found nothing, for whatever reason.",
     "lookup_timeouts": "The part of the misses that ran into lookup_deadline_ms.",
+    "preparations": "Waiting requests whose pages were asked for ahead, and held (ORBITKV_PREPARE_REQUESTS).",
+    "preparations_claimed": "The part of the preparations that a lookup found alive and took over.",
+    "warm_ups": "Waiting requests whose pages were asked for ahead, without a hold (ORBITKV_QUEUE_WARMUP).",
     "gate_denials": "Times the admission gate put a request off in favour of a restore under way.",
     "reconnects": "Connections to the cache manager that replaced a lost one, of all processes.",
 }

@@ -1,0 +1,183 @@
+"""Reads for requests before the engine asks about them.
+
+The first `WINDOW` accepted requests without blocks, in the order of their arrival, have their pages read into
+the pool from the tier behind it. With `prepare_requests` each such read has an owner: the pages stay leased
+until the request's lookup claims them, the request ends, or a second passes without a step of the engine.
+With `queue_warmup` nobody owns them: they are read and can be evicted again at once.
+
+Each request has one turn: neither a miss nor a preemption reads ahead for it again.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from orbitkv.vllm.extent import Extent, usable_blocks
+from orbitkv.vllm.log import logger
+from orbitkv.vllm.native import load_native
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+    from orbitkv.vllm.settings import Settings
+
+# Also the manager's limit of preparations for one client.
+WINDOW = 4
+
+
+class Mode(enum.Enum):
+    """What is done for a request that waits."""
+
+    OFF = enum.auto()
+    PREPARE = enum.auto()
+    WARM_UP = enum.auto()
+
+
+def choose_mode(settings: Settings, *, world_size: int) -> Mode:
+    """What the switches ask for, or OFF with one line that says why not."""
+    if not (settings.prepare_requests or settings.queue_warmup):
+        return Mode.OFF
+    if settings.prepare_requests and settings.queue_warmup:
+        logger.warning(
+            "OrbitKV: ORBITKV_PREPARE_REQUESTS and ORBITKV_QUEUE_WARMUP are both set; neither is used, the "
+            "rest of the cache is. Set one of them."
+        )
+        return Mode.OFF
+    if world_size > 1:
+        logger.warning(
+            "OrbitKV: requests are not read ahead, as ORBITKV_%s asks: the engine has %d ranks, and only 1 "
+            "is supported. The rest of the cache is used.",
+            "PREPARE_REQUESTS" if settings.prepare_requests else "QUEUE_WARMUP",
+            world_size,
+        )
+        return Mode.OFF
+    return Mode.PREPARE if settings.prepare_requests else Mode.WARM_UP
+
+
+class Preparation:
+    """Pages that are read for one request, and held for it."""
+
+    def __init__(self, native: Any, extent: Extent) -> None:
+        self._native = native
+        self._extent = extent
+
+    def keep(self) -> None:
+        """Holds the pages for another second."""
+        self._native.poll()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is still something to claim."""
+        return self._native.poll() != load_native().MISS
+
+    def holds(self, extent: Extent) -> bool:
+        """Whether these are the pages of that extent, all of them and no others."""
+        return self._extent == extent
+
+    def claim(self, deadline_ms: int) -> Any:
+        """The query that takes its pages over; an ordinary one where they are gone."""
+        return self._native.claim(deadline_ms=deadline_ms)
+
+    def cancel(self) -> None:
+        """Gives its pages back."""
+        self._native.cancel()
+
+
+@dataclass
+class _Waiting:
+    request: Request
+    preparation: Preparation | None = None
+    # Read for, or looked up already: there is nothing left to read ahead.
+    had_turn: bool = False
+
+
+class Lookahead:
+    """Requests without blocks by arrival, and what is being read for the first of them."""
+
+    def __init__(self, client: Any, mode: Mode, block_tokens: int) -> None:
+        self._client = client
+        self._mode = mode
+        self._block_tokens = block_tokens
+        self._get_cached_block: Callable[[Any, list[int]], Any] | None = None
+        # A linked list: requests leave at the front, where a plain dict would keep gaps to walk over.
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
+        self.counters: Counter[str] = Counter()
+
+    def bind_pool(self, pool: BlockPool) -> None:
+        """The engine's block pool: what is in its prefix cache needs no read. Only looked at."""
+        self._get_cached_block = getattr(pool, "get_cached_block", None)
+
+    def accepted(self, request: Request) -> None:
+        """The engine has queued the request."""
+        if self._mode is Mode.OFF:
+            return
+        self._waiting.setdefault(request.request_id, _Waiting(request))
+        if len(self._waiting) <= WINDOW:
+            self.advance()
+
+    def advance(self) -> None:
+        """Keeps what has been begun and begins what has come into the window. Once a step."""
+        for waiting in islice(self._waiting.values(), WINDOW):
+            if waiting.preparation is not None:
+                waiting.preparation.keep()
+            elif not waiting.had_turn and self._client.active:
+                waiting.had_turn = True
+                self._begin(waiting)
+
+    def _begin(self, waiting: _Waiting) -> None:
+        request = waiting.request
+        if request.skip_reading_prefix_cache:
+            return
+        usable = usable_blocks(request, self._block_tokens)
+        start = self._resident(request, usable)
+        if start >= usable:
+            return
+        extent = Extent.of(request, start, usable)
+        hashes = extent.hashes(request)
+        if self._mode is Mode.WARM_UP:
+            self.counters["warm_ups"] += self._client.warm_up(hashes, group=0)
+            return
+        waiting.preparation = Preparation(self._client.prepare_prefix(hashes, group=0), extent)
+        self.counters["preparations"] += 1
+
+    def _resident(self, request: Request, usable: int) -> int:
+        """Leading blocks, `usable` at most, in the engine's own cache, found as it finds them. Looking
+        keeps none of them, so the lookup may see another number, and then asks anew."""
+        if self._get_cached_block is None:
+            return 0
+        for position, block_hash in enumerate(islice(request.block_hashes, usable)):
+            if not self._get_cached_block(block_hash, [0]):
+                return position
+        return usable
+
+    def take(self, request_id: str) -> Preparation | None:
+        """Hands over what was prepared for a request that is now looked up. It keeps its place in the window
+        until it starts."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return None
+        waiting.had_turn = True
+        preparation, waiting.preparation = waiting.preparation, None
+        return preparation
+
+    def release(self, request_id: str) -> None:
+        """Nothing is to be read for the request any more, wherever it waits."""
+        preparation = self.take(request_id)
+        if preparation is not None:
+            preparation.cancel()
+
+    def left(self, request_id: str) -> None:
+        """The request has its blocks, or is over: the next one comes into the window."""
+        self.release(request_id)
+        self._waiting.pop(request_id, None)
+
+    def clear(self) -> None:
+        """Gives up everything prepared; the requests go on waiting."""
+        for request_id in islice(self._waiting, WINDOW):
+            self.release(request_id)
