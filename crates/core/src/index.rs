@@ -43,20 +43,27 @@ pub(crate) struct Page {
     /// Pages behind it, visible or being saved. Counts while it is visible; else `Index::orphans` does.
     pub(crate) children: u32,
     pub(crate) state: PageState,
-    pub(crate) committed: u16,
     /// A write to the slower tier reads its slots.
     pub(crate) writing: bool,
-    /// Bytes of all shards if it was read ahead of demand and not restored since.
-    pub(crate) ahead_bytes: u64,
+    pub(crate) committed: u16,
     pub(crate) depth: u32,
-    /// Bytes of one shard, without header.
-    pub(crate) payload_bytes: u32,
     /// One for each shard; `None` once that slot has been freed.
     pub(crate) parts: Parts,
     pub(crate) parent_hash: Option<BlockHash>,
-    /// The reservation it came from; none if it was read.
-    pub(crate) saver: Option<Saver>,
+    /// The reservation it comes from, while it is being saved.
+    pub(crate) saver: Option<Box<Saver>>,
+    /// Bytes of one shard, without header.
+    pub(crate) payload_bytes: u32,
+    /// Bytes of all shards if it was read ahead of demand and not restored since.
+    pub(crate) ahead_bytes: u64,
+    pub(crate) padding: Padding,
 }
+
+/// Makes a page, with its version in the map, three cache lines: what a lookup and a lease touch then lies in
+/// two of them for every page, in three for no page. Worth a tenth of a query's time.
+pub(crate) type Padding = [u64; 2];
+
+const _: () = assert!(size_of::<Page>() == 3 * 64 - 8);
 
 /// Who reserved a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,6 +183,7 @@ mod tests {
             committed: 1,
             writing: false,
             ahead_bytes: 0,
+            padding: Padding::default(),
             depth: 0,
             payload_bytes: 4096,
             parts: Parts::new(),

@@ -32,7 +32,7 @@ pub(crate) struct Operation {
     /// Pages it leases, in prefix order.
     pub(crate) pages: Vec<PageId>,
     /// What it still reads, while it prepares.
-    pub(crate) loading: Option<Loading>,
+    pub(crate) loading: Option<Box<Loading>>,
     /// Where its reads are booked: ahead of demand, or for one.
     pub(crate) reading: Account,
     /// Pages whose reads go on after it has stopped to wait for them; their bytes stay booked as read.

@@ -107,6 +107,7 @@ impl Core {
         }
         if let Some(page) = self.index.pages.get_mut(id) {
             page.state = PageState::Sealed;
+            page.saver = None;
             page.children = children;
             page.last_use = self.clock;
         }
@@ -148,7 +149,7 @@ impl Core {
         let Some(page) = self.index.pages.get(id) else {
             return;
         };
-        let Some(saver) = page.saver else {
+        let Some(saver) = &page.saver else {
             return;
         };
         let place = (saver.instance, page.key);

@@ -36,7 +36,7 @@ impl Core {
             }
         }
         if let Some(op) = self.operations.get_mut(&ticket) {
-            op.loading = Some(Loading { plan, ..Loading::default() });
+            op.loading = Some(Box::new(Loading { plan, ..Loading::default() }));
         }
         self.advance(ticket, effects);
     }

@@ -43,6 +43,7 @@ impl Core {
             committed: 0,
             writing: false,
             ahead_bytes: 0,
+            padding: crate::index::Padding::default(),
             depth: stored.depth,
             payload_bytes: stored.payload_bytes,
             parts: crate::index::Parts::new(),

@@ -229,13 +229,14 @@ impl Core {
             committed: 0,
             writing: false,
             ahead_bytes: 0,
+            padding: crate::index::Padding::default(),
             parent_hash,
             depth,
             payload_bytes: target.shape.payload_bytes,
             children: 0,
             leases: 0,
             last_use: 0,
-            saver: Some(saver),
+            saver: Some(Box::new(saver)),
         });
         let mut parts = Vec::with_capacity(writers.len());
         for &(class, writer) in writers {
@@ -336,7 +337,7 @@ impl Core {
         let (SlotState::Filling(writer), Some(id)) = (slot.state, slot.page) else {
             return Err(Refusal::NotInCustody);
         };
-        let owner = self.index.pages.get(id).and_then(|p| p.saver).map(|saver| saver.session);
+        let owner = self.index.pages.get(id).and_then(|p| p.saver.as_ref()).map(|saver| saver.session);
         if session != writer && Some(session) != owner {
             return Err(Refusal::NotInCustody);
         }

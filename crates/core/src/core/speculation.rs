@@ -63,7 +63,7 @@ impl Core {
         if warm {
             let loading = Loading { plan: vec![Planned::Stored; len], ..Loading::default() };
             if let Some(op) = self.operations.get_mut(&ticket) {
-                op.loading = Some(loading);
+                op.loading = Some(Box::new(loading));
             }
             self.advance(ticket, effects);
         } else {

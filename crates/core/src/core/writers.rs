@@ -21,7 +21,7 @@ impl Core {
         if let Some(worker) = self.sessions.get_mut(&writer) {
             worker.writing -= 1;
         }
-        if let Some(saver) = self.index.pages.get(id).and_then(|p| p.saver) {
+        if let Some(saver) = self.index.pages.get(id).and_then(|p| p.saver.as_deref().copied()) {
             self.close_save_slot(saver);
         }
         self.forget_idle_session(writer);
@@ -82,7 +82,8 @@ impl Core {
         let written =
             |s: SlotState| matches!(s, SlotState::Filling(w) | SlotState::Quarantined(w) if w == worker);
         let owned = |id: Option<PageId>| {
-            let saver = id.and_then(|id| self.index.pages.get(id)).and_then(|p| p.saver).map(|s| s.session);
+            let saver =
+                id.and_then(|id| self.index.pages.get(id)).and_then(|p| p.saver.as_ref()).map(|s| s.session);
             owner.is_none_or(|o| saver == Some(o))
         };
         let used = self.slots.used();
