@@ -48,7 +48,7 @@ impl Core {
                 }
             }
             Fit::Never => self.bypass(ticket, shape, (hits, asked), effects),
-            Fit::Now | Fit::Later { .. } => self.enqueue(ticket, effects),
+            Fit::Now | Fit::Later { .. } => self.enqueue(ticket),
         }
     }
 
@@ -125,8 +125,7 @@ impl Core {
         self.admit(ticket, hits, effects);
     }
 
-    fn enqueue(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
-        self.counters.budget_waits += 1;
+    fn enqueue(&mut self, ticket: Ticket) {
         self.arrivals += 1;
         let arrival = self.arrivals;
         let Some(op) = self.operations.get_mut(&ticket) else {
@@ -135,9 +134,20 @@ impl Core {
         let place = (op.expires_at, arrival);
         op.queued = Some(place);
         self.queue.insert((place.0, place.1, ticket));
-        // Those ahead may wait for the budget of their own instance only.
+        // Those ahead may wait for the budget of their own instance only: then it is admitted in this step.
         self.wake = true;
-        self.push_state(ticket, effects);
+        self.newcomer = Some(ticket);
+    }
+
+    /// Tells who came in this step and must wait.
+    pub(super) fn greet_newcomer(&mut self, effects: &mut Vec<Effect>) {
+        let Some(ticket) = self.newcomer.take() else {
+            return;
+        };
+        if self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Waiting) {
+            self.counters.budget_waits += 1;
+            self.push_state(ticket, effects);
+        }
     }
 
     /// Bytes came free: admits waiters in order. One that waits for its own instance's budget lets

@@ -51,6 +51,8 @@ pub struct Core {
     /// Waiting demands: deadline, arrival, name.
     queue: BTreeSet<(Micros, u64, Ticket)>,
     arrivals: u64,
+    /// Queued in this step.
+    newcomer: Option<Ticket>,
     /// Operations that end by themselves.
     timers: BTreeSet<(Micros, Ticket)>,
     ledger: Ledger,
@@ -97,6 +99,7 @@ impl Core {
             saves: BTreeMap::new(),
             queue: BTreeSet::new(),
             arrivals: 0,
+            newcomer: None,
             timers: BTreeSet::new(),
             index: Index::default(),
             slots: Slots::default(),
@@ -126,6 +129,7 @@ impl Core {
         while std::mem::take(&mut self.wake) {
             self.admit_waiting(effects);
         }
+        self.greet_newcomer(effects);
     }
 
     /// Carries the event out. `None` for events that nobody can be refused for.
