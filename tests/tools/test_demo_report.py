@@ -10,7 +10,7 @@ import pytest
 from demo import plot, report
 from demo.client import Answer
 from demo.compare import Verdict
-from demo.counters import Counters
+from demo.counters import Ahead, Counters
 from demo.drain import Drain
 from demo.rounds import Phase, Round
 from demo.workload import Request
@@ -117,3 +117,23 @@ def test_the_plot_is_an_image(tmp_path: Path) -> None:
     good = outcome()
     plot.draw(tmp_path / "ttft.png", good.engine, good.cold.serial, good.restored.serial)
     assert (tmp_path / "ttft.png").read_bytes().startswith(b"\x89PNG")
+
+
+def with_ahead(used: Ahead) -> report.Outcome:
+    counted = replace(HIT, ram_pages=0, tier_pages=18)
+    return replace(outcome(), ahead=(played("read ahead", counted, 20, 256), used))
+
+
+def test_reading_ahead_is_in_the_summary_and_the_table_only_if_it_was_asked_for() -> None:
+    used = Ahead(read_bytes=1 << 20, restored_bytes=1 << 19, claims=5)
+    summary = report.summary(with_ahead(used))
+    assert summary["prepared"] == {"read_bytes": 1 << 20, "restored_bytes": 1 << 19, "claims": 5}
+    assert summary["tiers"] == {"ram": 36, "memory": 18, "miss": 36}
+    assert report.problems(with_ahead(used)) == []
+    assert "read ahead" in report.table(with_ahead(used))
+    assert "prepared" not in report.summary(outcome())
+
+
+@pytest.mark.parametrize("used", [Ahead(1 << 20, 1 << 19, 0), Ahead(1 << 20, 0, 5)])
+def test_reading_ahead_that_nobody_used_is_a_problem(used: Ahead) -> None:
+    assert [p for p in report.problems(with_ahead(used)) if "nothing that was read ahead was used" in p]

@@ -42,6 +42,34 @@ def status(manager: str) -> dict[str, Any]:
     return json.loads(get(f"{manager}/status"))
 
 
+def post(url: str) -> None:
+    """POST without a body; `CountersError` if there is no good answer."""
+    request = urllib.request.Request(url, data=b"", method="POST")
+    try:
+        with _OPENER.open(request, timeout=GET_S) as response:
+            response.read()
+    except (OSError, urllib.error.URLError) as error:
+        raise CountersError(f"POST {url}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What was read ahead of demand, in bytes, and how often a request claimed it."""
+
+    read_bytes: int
+    restored_bytes: int
+    claims: int
+
+    @classmethod
+    def read(cls, manager: str) -> Ahead:
+        """As it is now."""
+        counted = status(manager)["counters"]
+        return cls(counted["ahead_read_bytes"], counted["ahead_restored_bytes"], counted["claims"])
+
+    def __sub__(self, other: Ahead) -> Ahead:
+        return Ahead(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
 def metric(text: str, name: str, labels: str = "") -> int:
     """Sum of a metric over its lines in the Prometheus text format; only lines that contain `labels`."""
     total = 0.0
@@ -64,6 +92,7 @@ class Counters:
     external_hit_tokens: int
     # Pages asked of the manager, by where they were found; pages restored and saved.
     ram_pages: int
+    tier_pages: int
     missed_pages: int
     restored_pages: int
     saved_pages: int
@@ -83,6 +112,7 @@ class Counters:
             restored_tokens=by_source("external_kv_transfer"),
             external_hit_tokens=metric(text, "vllm:external_prefix_cache_hits_total"),
             ram_pages=pages["ram_pages"],
+            tier_pages=pages["tier_pages"],
             missed_pages=pages["missed_pages"],
             restored_pages=pages["restored_pages"],
             saved_pages=pages["committed_pages"],

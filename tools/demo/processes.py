@@ -24,6 +24,8 @@ from demo.settings import (
     MAX_MODEL_LEN,
     POOL_SIZE,
     STOP_S,
+    TIER_DELAY_MS,
+    TIER_SIZE,
     Places,
 )
 
@@ -44,10 +46,12 @@ def free_port() -> int:
 
 
 class Processes:
-    """`orbitkv run vllm serve`, and the cache manager behind it."""
+    """`orbitkv run vllm serve`, and the cache manager behind it. With `prepare` there is a tier behind the
+    pool, and the engine reads ahead for requests that wait."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, *, prepare: bool = False) -> None:
         self._places = places
+        self._prepare = prepare
         # A socket's path is short, and its directory is its owner's alone: mkdtemp gives both.
         self.directory = Path(tempfile.mkdtemp(prefix="orbitkv-demo-"))
         self.socket = self.directory / "manager.sock"
@@ -69,9 +73,13 @@ class Processes:
         return f"http://{self._manager_http}"
 
     def start(self) -> None:
-        """One command: it starts the manager, then the engine."""
+        """One command: it starts the manager, then the engine. A manager with a tier is started before."""
+        if self._prepare:
+            self._start_manager()
+            self.wait_until("the cache manager serves", lambda: counters.is_healthy(self.manager), STOP_S)
         orbitkv = [self._places.program("orbitkv"), "run", "--socket", self.socket]
-        orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        if not self._prepare:
+            orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
         engine = ["vllm", "serve", self._places.model, "--served-model-name", MODEL_NAME]
         engine += ["--host", HOST, "--port", self.port, "--enforce-eager", "--enable-prompt-tokens-details"]
         # In bfloat16, what else is in a batch decides near ties between two tokens now and then. The demo
@@ -83,6 +91,7 @@ class Processes:
 
     def _spawn(self, command: list[object], log: Path, mode: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **ENGINE_ENVIRONMENT}
+        environment["ORBITKV_PREPARE_REQUESTS"] = str(int(self._prepare))
         environment["PATH"] = f"{self._places.programs}:{environment.get('PATH', '')}"
         with log.open(mode) as output:
             return subprocess.Popen(
@@ -120,7 +129,7 @@ class Processes:
 
     def require_alive(self) -> None:
         """`DemoError` if something that must run has ended."""
-        for name, process in (("orbitkv run", self._run), ("the restarted cache manager", self._manager)):
+        for name, process in (("orbitkv run", self._run), ("the cache manager", self._manager)):
             if process is not None and process.poll() is not None:
                 raise DemoError(f"{name} ended with {process.returncode}")
 
@@ -133,15 +142,24 @@ class Processes:
         return next((row for row in instances if row["active"]), None)
 
     def restart_manager(self) -> None:
-        """Ends the manager that `orbitkv run` has started, and starts another in its place."""
+        """Ends the manager, whoever has started it, and starts another in its place."""
+        if self._manager is not None:
+            end(self._manager, group=False)
+            self._start_manager()
+            return
         pid = self._noted_manager()
         if pid is None:
             raise DemoError(f"{self.socket}.json does not name the cache manager")
         os.kill(pid, signal.SIGTERM)
         self.wait_until("the cache manager ends", lambda: not is_running(pid), STOP_S)
         self._keep_first_log()
+        self._start_manager()
+
+    def _start_manager(self) -> None:
         command = [self._places.program("orbitkv-cache-manager"), "--socket", self.socket]
         command += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        if self._prepare:
+            command += ["--memory-tier-size", TIER_SIZE, "--memory-tier-delay-ms", TIER_DELAY_MS]
         self._manager = self._spawn(command, self.manager_log, "ab")
 
     def stop_engine(self) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from demo.client import Answer
 from demo.compare import Verdict
+from demo.counters import Ahead
 from demo.drain import Drain
 from demo.rounds import Phase, Round
 
@@ -26,11 +27,14 @@ class Outcome:
     # By name of the round; the cold one is what the others are compared with.
     verdicts: dict[str, Verdict]
     drains: list[Drain]
+    # With reading ahead: the round that shows it, and what it did.
+    ahead: tuple[Round, Ahead] | None = None
 
     @property
     def rounds(self) -> list[Round]:
         """In the order in which they were played."""
-        return [self.cold, self.restored, self.restarted, self.again]
+        ahead = [self.ahead[0]] if self.ahead else []
+        return [self.cold, self.restored, *ahead, self.restarted, self.again]
 
 
 def ttft_ms(answers: Sequence[Answer]) -> float | None:
@@ -43,7 +47,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     cold = ttft_ms(outcome.cold.serial)
     restored = ttft_ms([answer for answer in outcome.restored.serial if answer.cached_tokens])
     counted = [played.counted for played in outcome.rounds]
-    return {
+    result = {
         "engine": outcome.engine,
         "outputs_identical": all(verdict.identical for verdict in outcome.verdicts.values()),
         "restored_tokens": sum(count.restored_tokens for count in counted),
@@ -55,6 +59,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "drained": all(drain.drained for drain in outcome.drains),
         "self_test": outcome.self_test,
     }
+    if outcome.ahead:
+        result["tiers"]["memory"] = sum(count.tier_pages for count in counted)
+        result["prepared"] = asdict(outcome.ahead[1])
+    return result
 
 
 def rounded(value: float | None) -> float | None:
@@ -69,8 +77,11 @@ def problems(outcome: Outcome) -> list[str]:
         found.append(f"the self-test did not pass: {outcome.self_test}")
     if outcome.cold.counted.restored_tokens:
         found.append("the cold round was not cold: tokens were restored")
-    for played in (outcome.restored, outcome.again):
+    ahead = [outcome.ahead[0]] if outcome.ahead else []
+    for played in (outcome.restored, *ahead, outcome.again):
         found += missing_hits(played)
+    if outcome.ahead and not (outcome.ahead[1].claims and outcome.ahead[1].restored_bytes):
+        found.append(f"nothing that was read ahead was used: {outcome.ahead[1]}")
     if outcome.restarted.counted.external_hit_tokens or outcome.restarted.counted.ram_pages:
         found.append("pages were found in a manager that had just been started")
     for played in outcome.rounds[1:]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from demo import counters, drain, workload
 from demo.client import Answer, Client
-from demo.counters import Counters
+from demo.counters import Ahead, Counters
 from demo.drain import Drain
 from demo.processes import Processes
 from demo.workload import Request
 
 CONCURRENCY = 4
+# More than the engine's blocks hold, so that some wait.
+QUEUED = 8
 # The engine counts a request's tokens a moment after its answer is out.
 SETTLE_S = 5.0
 POLL_S = 0.05
@@ -62,11 +65,13 @@ class Stage:
         """All counters now."""
         return Counters.read(self._processes.engine, self._processes.manager)
 
-    def play(self, name: str, serial: list[Request], concurrent: list[Request]) -> Round:
-        """Sends the requests, first one at a time, then four at a time, and waits for the drain."""
+    def play(
+        self, name: str, serial: list[Request], concurrent: list[Request], concurrency: int = CONCURRENCY
+    ) -> Round:
+        """Sends the requests, first one at a time, then several at a time, and waits for the drain."""
         phases = [self.phase(serial, 1)]
         if concurrent:
-            phases.append(self.phase(concurrent, CONCURRENCY))
+            phases.append(self.phase(concurrent, concurrency))
         drained = drain.check(name, self._status)
         counted = sum((phase.counted for phase in phases), Counters.zero())
         requests = sum(len(phase.answers) for phase in phases)
@@ -100,5 +105,16 @@ class Stage:
         total = sum(answer.prompt_tokens for answer in pressed)
         self._say(f"pressed {total:,} tokens of other prompts through the engine's cache; {drained}")
 
-    def _status(self) -> dict[str, object]:
+    def read_ahead(self, name: str, serial: list[Request], concurrent: list[Request]) -> tuple[Round, Ahead]:
+        """A round with nothing in memory, all in the tier, and more requests than run at once."""
+        self._processes.wait_until("all pages are in the tier", self._tier_is_idle, SETTLE_S)
+        counters.post(f"{self._processes.manager}/cache/memory/drop")
+        before = Ahead.read(self._processes.manager)
+        played = self.play(name, serial, concurrent, QUEUED)
+        return played, Ahead.read(self._processes.manager) - before
+
+    def _tier_is_idle(self) -> bool:
+        return self._status()["tier"]["write_queue_pending"] == 0
+
+    def _status(self) -> dict[str, Any]:
         return counters.status(self._processes.manager)

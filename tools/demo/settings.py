@@ -14,6 +14,10 @@ MAX_MODEL_LEN = 2048
 ENGINE_BLOCKS = 256
 ENGINE_TOKENS = (ENGINE_BLOCKS - 1) * BLOCK_TOKENS
 POOL_SIZE = "512mib"
+# Behind the pool in a demo of reading ahead: holds what the pool does, and answers as slowly as a disk that
+# is shared with others.
+TIER_SIZE = "512mib"
+TIER_DELAY_MS = 100
 OUTPUT_TOKENS = 16
 
 PREFIX_TOKENS = (256, 512, 768, 1024, 1280, 1536)
