@@ -33,6 +33,10 @@ class OrbitKVError(Exception):
 def pad_hashes(hashes: list[bytes]) -> bytes:
     """Joins block hashes of 1 to 32 bytes each into one blob of 32 bytes each."""
 
+def common_boundaries(sets: list[list[int]]) -> list[int]:
+    """The tokens that are in every one of several ascending lists: where ranks that look up by themselves
+    can all go on."""
+
 def blake3_hex(data: bytes) -> str:
     """BLAKE3 of `data`, 64 hex digits; used for namespaces."""
 
@@ -40,7 +44,10 @@ class Registration:
     """What both sides of an instance tell the manager. Values are checked here.
 
     `groups` is a list of dicts with keys `group`, `page_bytes` (payload bytes of one shard of one
-    page), `block_tokens`, `shard_count`, `rule` ("prefix").
+    page), `block_tokens`, `shard_count`, `rule`: what the group needs at a token boundary, "prefix" (every
+    page up to it), "window:TOKENS" (the last ceil(TOKENS / block_tokens) pages) or "checkpoint" (exactly the
+    last page). `hash_tokens` are the tokens that one hash of a request covers; 0: those of the smallest
+    block. A page's hash is that of its last block. Raises OrbitKVError for rules that contradict each other.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Registration:
         namespace: str,  # 64 hex digits
         world_size: int,
         groups: list[dict[str, Any]],
+        hash_tokens: int = 0,
     ) -> None: ...
 
 class Layout:
@@ -113,6 +121,20 @@ class SchedulerClient:
         hashes ("absent"), or when 4 preparations of this client are unclaimed ("limit"). The manager skips
         one that is larger than a quarter of its budgets, or in the way of demands ("budget"). Counts as no
         lookup until it is claimed. Raises OrbitKVError for a group that is not registered."""
+    def recovery(self, start_tokens: int, end_tokens: int, hashes: bytes) -> RecoveryDemand:
+        """The demand for all that the engine needs to go on at `end_tokens` when it holds what it needs at
+        `start_tokens`: pages of every cache group, as the registered rules say. `hashes` are those of the
+        sequence from its first token on. Raises OrbitKVError for an empty span, for tokens at which not every
+        group has a page that ends, and for more tokens than the hashes cover."""
+    def candidates(self, start_tokens: int, hashes: bytes) -> Candidates:
+        """Asks at which tokens after `start_tokens` a recovery could end now. Never blocks. Nothing is read or
+        leased for it."""
+    def read_recovery(self, demand: RecoveryDemand, *, deadline_ms: int = 0) -> Query:
+        """Asks for all pages of a demand. Never blocks. READY with all of them, or a MISS: "refused" when its
+        ranges are not those of the rules (`status` says which), "absent" when a page is not there any more."""
+    def prepare_recovery(self, start_tokens: int, end_tokens: int, hashes: bytes) -> Preparation:
+        """As `prepare_prefix`, for all pages of a recovery; raises as `recovery` does. Claimed by itself alone:
+        neither a prefix query nor a recovery of another boundary gets its pages."""
     def warm_up(self, hashes: bytes, *, group: int = 0) -> bool:
         """Asks that pages be brought into memory, for nobody in particular: none is leased. Never blocks.
         True if the request was sent; False when not connected, without hashes, or when too many are under
@@ -140,15 +162,40 @@ class Query:
     def pages(self) -> int:
         """Pages of the leased prefix (0 unless READY)."""
     @property
+    def sections(self) -> list[tuple[int, int, int]]:
+        """Leased pages as `(group, first page, page after the last)`: one of a prefix, counted from its first
+        hash, and one for each cache group of a recovery, in the order of its ticket; empty unless READY."""
+    @property
     def miss_reason(self) -> str:
         """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused, released;
         empty unless MISS."""
     def restore(self, first: int, count: int) -> bytes:
         """Hands pages `first .. first + count` of the lease to the workers: returns the ticket for
-        `WorkerClient.restore`. At most once. The lease then ends after `release` and when every
+        `WorkerClient.restore`. At most once. A recovery is handed over as a whole. The lease then ends after `release` and when every
         worker's part has ended. Raises OrbitKVError when not READY (e.g. the connection was lost)."""
     def release(self) -> None:
         """Ends interest, in whatever state; idempotent. Running copies keep their custody."""
+
+class RecoveryDemand:
+    """Pages of every cache group for one token boundary. `ranges` are `(group, first page, page after the
+    last)`, counted from the start of the sequence; the manager refuses any but those of the rules."""
+
+    def __init__(
+        self, *, start_tokens: int, end_tokens: int, hashes: bytes, ranges: list[tuple[int, int, int]]
+    ) -> None: ...
+    @property
+    def start_tokens(self) -> int: ...
+    @property
+    def end_tokens(self) -> int: ...
+    @property
+    def ranges(self) -> list[tuple[int, int, int]]: ...
+
+class Candidates:
+    def poll(self) -> list[int] | None:
+        """Tokens at which a recovery could end, ascending; None while there is no answer. None of them without
+        a manager, or when the manager refuses the question."""
+    def wait(self, timeout_us: int) -> list[int] | None:
+        """As `poll`, after a wait of at most `timeout_us` for the answer."""
 
 class Preparation:
     """Pages that are read ahead until a request claims them. Only polls keep it: the client tells the
@@ -205,6 +252,7 @@ class WorkerClient:
         layout_probe_passed: bool,
         copy_threads: int = 2,
         verify_restore: str = "sample:16",  # off | sample:N | all
+        more_layouts: dict[int, Layout] = ...,  # of further cache groups, by number; other memory
     ) -> None: ...
     @property
     def connected(self) -> bool: ...
@@ -212,7 +260,8 @@ class WorkerClient:
     def self_test(self) -> str:
         """ "pending", "passed", or "failed: …"."""
     def restore(self, ticket: bytes, blocks: list[int]) -> Load:
-        """Copies the ticket's pages into these engine blocks, in layer order. Never blocks. A ticket
+        """Copies the ticket's pages into these engine blocks, in layer order, one group after the other.
+        Never blocks. A ticket
         of an earlier manager run, or one whose segment does not arrive in time, fails its pages."""
     def save(self, ticket: bytes, blocks: list[int]) -> Save:
         """Copies these engine blocks into the ticket's pages, checksums and commits them."""

@@ -54,6 +54,7 @@ fn registration(socket: &Path) -> Registration {
             shard_count: 1,
             rule: "prefix".to_owned(),
         }],
+        hash_tokens: 0,
     }
 }
 
@@ -80,6 +81,7 @@ impl Cache {
             registration: registration(&socket),
             rank: 0,
             layout: memory::layout(CHAIN_PAGES, PAGE_BYTES)?,
+            more_layouts: Vec::new(),
             scratch: memory::layout(2, PAGE_BYTES)?,
             layout_probe_passed: true,
             copy_threads: 1,

@@ -74,7 +74,8 @@ impl World {
                 instance: InstanceId(7),
                 world_size: 1,
                 namespace: NamespaceDigest([9; 32]),
-                groups: vec![GroupSpec { group: GROUP, page_bytes: PAGE_BYTES, shard_count: 1 }],
+                groups: vec![GroupSpec::prefix(GROUP, PAGE_BYTES, 1, 16)],
+                hash_tokens: 0,
             };
             let client = ClientId(u128::from(session.0));
             world.step(Event::SessionOpened { session, client, epoch: 1, spec: &spec })?;

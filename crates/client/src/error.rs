@@ -1,6 +1,7 @@
 //! What makes a call impossible. Nothing here is about the manager being away: that is a miss.
 
 use crate::TicketError;
+use orbitkv_contract::{ContractError, RangeError};
 use thiserror::Error;
 
 /// A call that cannot be carried out.
@@ -20,6 +21,12 @@ pub enum ClientError {
     /// A ticket that is not one, or not for this call.
     #[error(transparent)]
     Ticket(#[from] TicketError),
+    /// A recovery contract that contradicts itself.
+    #[error(transparent)]
+    Contract(#[from] ContractError),
+    /// A recovery that the contract does not allow.
+    #[error(transparent)]
+    Recovery(#[from] RangeError),
     /// The query has no lease to hand out.
     #[error("query is {state}, not ready: compute these tokens instead")]
     NotReady {

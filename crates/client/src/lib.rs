@@ -22,9 +22,10 @@ mod waiters;
 mod worker;
 
 pub use error::ClientError;
-pub use operations::{Demand, MissReason, PreparationState, QueryState};
+pub use operations::{Demand, MissReason, PreparationState, QueryState, RecoveryDemand};
+pub use orbitkv_contract::{GroupRange, common_boundaries};
 pub use orbitkv_wire::{GrantStatus, Hash, MAX_HASHES};
 pub use registration::{GroupSpec, Registration};
-pub use scheduler::{Preparation, Query, Reservation, Reset, SchedulerClient};
-pub use ticket::{PagePart, Ticket, TicketError, TicketKind};
+pub use scheduler::{Candidates, Preparation, Query, Reservation, Reset, SchedulerClient};
+pub use ticket::{PagePart, Section, Ticket, TicketError, TicketKind};
 pub use worker::{Load, Save, SelfTest, Verify, WorkerClient, WorkerConfig, gather_block, scatter_block};

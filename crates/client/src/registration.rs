@@ -1,6 +1,7 @@
 //! What a client says of itself, checked before anything connects.
 
 use crate::ClientError;
+use orbitkv_contract::{Contract, ContractError, GroupRule};
 use orbitkv_wire::{Hello, HelloGroup, HelloRole};
 use std::path::PathBuf;
 
@@ -26,7 +27,7 @@ pub struct GroupSpec {
     pub block_tokens: u32,
     /// Shards of a page.
     pub shard_count: u16,
-    /// Recovery rule.
+    /// Recovery rule: `prefix`, `window:TOKENS` or `checkpoint`.
     pub rule: String,
 }
 
@@ -49,6 +50,8 @@ pub struct Registration {
     pub world_size: u16,
     /// Cache groups, the first one being the workers' layout.
     pub groups: Vec<GroupSpec>,
+    /// Tokens that one hash of a request covers; zero: those of the smallest block.
+    pub hash_tokens: u32,
 }
 
 impl Registration {
@@ -86,7 +89,17 @@ impl Registration {
                 return Err(ClientError::value("group", group.group, "registered once"));
             }
         }
-        Ok(())
+        self.contract().map(|_| ())
+    }
+
+    /// The recovery contract of its groups.
+    pub(crate) fn contract(&self) -> Result<Contract, ClientError> {
+        let rule = |g: &GroupSpec| {
+            let rule = g.rule.parse()?;
+            Ok(GroupRule { group: g.group, page_tokens: g.block_tokens, rule })
+        };
+        let rules = self.groups.iter().map(rule).collect::<Result<Vec<_>, ContractError>>()?;
+        Ok(Contract::compile(self.hash_tokens, &rules)?)
     }
 
     /// The first message of a connection, without what changes from one to the next.
@@ -110,6 +123,7 @@ impl Registration {
             instance: self.instance.clone(),
             namespace: self.namespace.clone(),
             groups: groups.collect(),
+            hash_tokens: self.hash_tokens,
             resume: None,
         }
     }
@@ -130,9 +144,6 @@ impl GroupSpec {
         if self.shard_count == 0 || !world_size.is_multiple_of(self.shard_count) {
             let want = format!("a divisor of the world size {world_size}");
             return Err(ClientError::value("shard_count", self.shard_count, want));
-        }
-        if self.rule != "prefix" {
-            return Err(ClientError::value("rule", format!("{:?}", self.rule), "\"prefix\" in this version"));
         }
         Ok(())
     }
@@ -168,6 +179,7 @@ mod tests {
             namespace: "b".repeat(64),
             world_size: 2,
             groups: vec![group],
+            hash_tokens: 0,
         }
     }
 
@@ -195,10 +207,22 @@ mod tests {
         add("page_bytes", |r| r.groups[0].page_bytes = 0);
         add("block_tokens", |r| r.groups[0].block_tokens = 0);
         add("shard_count", |r| r.groups[0].shard_count = 3);
-        add("rule", |r| r.groups[0].rule = "window".to_owned());
         for (name, registration) in cases {
             let error = registration.check().unwrap_err();
             assert!(matches!(&error, ClientError::Value { name: n, .. } if *n == name), "{name}: {error}");
         }
+    }
+
+    #[test]
+    fn a_contract_that_contradicts_itself_is_named() {
+        let error = |change: fn(&mut Registration)| {
+            let mut registration = good();
+            change(&mut registration);
+            registration.check().unwrap_err().to_string()
+        };
+        let text = error(|r| r.groups[0].rule = "window".to_owned());
+        assert!(text.contains("recovery rule is \"window\""), "{text}");
+        let text = error(|r| r.hash_tokens = 24);
+        assert!(text.contains("pages of 16 tokens, which hashes of 24 tokens do not divide"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! What a scheduler tells a worker: which pages, where they are, and whose they are.
 
 use orbitkv_copy::crc64;
-use orbitkv_wire::{Hash, MAX_HASHES, Part, Slot};
+use orbitkv_wire::{Hash, MAX_GROUPS, MAX_HASHES, Part, RecoveredItem, Slot};
 use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -66,17 +66,55 @@ pub struct Ticket {
     pub operation: u64,
     /// Its version.
     pub revision: u32,
-    /// Cache group.
-    pub group: u16,
-    /// Shards of a page.
-    pub shards: u16,
+    /// Its pages by cache group: one section, or one for each group of a recovery.
+    pub sections: Vec<Section>,
     /// Monotonic time before the manager was asked for what this ticket gives. A worker refuses tickets
     /// older than its own session: its custody of the pages was an earlier session's.
     pub issued_us: u64,
     /// One for each page of a save; empty in a restore.
     pub hashes: Vec<Hash>,
-    /// `pages × shards`, page-major.
+    /// Parts of one section after those of another, each page-major.
     pub parts: Vec<PagePart>,
+}
+
+/// Pages of one cache group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Number used in keys.
+    pub group: u16,
+    /// First page of a recovery, counted from the start of the sequence; zero in a prefix and a save.
+    pub first_page: u32,
+    /// How many.
+    pub pages: u32,
+    /// Shards of each.
+    pub shards: u16,
+}
+
+impl From<&RecoveredItem> for Section {
+    fn from(item: &RecoveredItem) -> Self {
+        Self {
+            group: item.group.get(),
+            first_page: item.first_page.get(),
+            pages: item.pages.get(),
+            shards: item.shards.get(),
+        }
+    }
+}
+
+impl Section {
+    /// Parts of all its pages.
+    pub(crate) fn parts(&self) -> usize {
+        self.pages as usize * usize::from(self.shards)
+    }
+
+    fn wire(self) -> RecoveredItem {
+        RecoveredItem {
+            group: self.group.into(),
+            shards: self.shards.into(),
+            first_page: self.first_page.into(),
+            pages: self.pages.into(),
+        }
+    }
 }
 
 /// Bytes that are not a ticket, or not the right one.
@@ -122,22 +160,34 @@ struct Head {
     magic: U32,
     kind: u8,
     zero: u8,
-    group: U16,
+    sections: U16,
     boot: U128,
     scheduler: U64,
     operation: U64,
     issued_us: U64,
     revision: U32,
-    pages: U32,
-    shards: U16,
-    reserved: [u8; 6],
+    zero_too: U32,
 }
 
 impl Ticket {
     /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.parts.len() / usize::from(self.shards.max(1))
+        self.sections.iter().map(|section| section.pages as usize).sum()
+    }
+
+    /// The part of each page that a rank copies, in page order.
+    #[must_use]
+    pub fn parts_of(&self, rank: u16) -> Vec<PagePart> {
+        let mut own = Vec::with_capacity(self.pages());
+        let mut rest = &self.parts[..];
+        for section in &self.sections {
+            let (parts, behind) = rest.split_at(section.parts().min(rest.len()));
+            let shards = usize::from(section.shards.max(1));
+            own.extend(parts.iter().skip(usize::from(rank) % shards).step_by(shards));
+            rest = behind;
+        }
+        own
     }
 
     /// The bytes that travel.
@@ -147,19 +197,22 @@ impl Ticket {
             magic: U32::new(MAGIC),
             kind: u8::from(self.kind == TicketKind::Save),
             zero: 0,
-            group: U16::new(self.group),
+            sections: U16::new(u16::try_from(self.sections.len()).unwrap_or(u16::MAX)),
             boot: U128::new(self.boot),
             scheduler: U64::new(self.scheduler),
             operation: U64::new(self.operation),
             issued_us: U64::new(self.issued_us),
             revision: U32::new(self.revision),
-            pages: U32::new(u32::try_from(self.pages()).unwrap_or(u32::MAX)),
-            shards: U16::new(self.shards),
-            reserved: [0; 6],
+            zero_too: U32::ZERO,
         };
-        let body_bytes = self.hashes.len() * size_of::<Hash>() + self.parts.len() * size_of::<Part>();
+        let body_bytes = self.sections.len() * size_of::<RecoveredItem>()
+            + self.hashes.len() * size_of::<Hash>()
+            + self.parts.len() * size_of::<Part>();
         let mut out = Vec::with_capacity(size_of::<Head>() + body_bytes + CRC_BYTES);
         out.extend_from_slice(head.as_bytes());
+        for section in &self.sections {
+            out.extend_from_slice(section.wire().as_bytes());
+        }
         out.extend_from_slice(self.hashes.as_bytes());
         for part in &self.parts {
             out.extend_from_slice(part.wire().as_bytes());
@@ -180,14 +233,13 @@ impl Ticket {
         if head.magic.get() != MAGIC {
             return Err(TicketError::Magic);
         }
-        let (pages, shards) = (head.pages.get() as usize, head.shards.get());
-        if pages > MAX_HASHES {
-            return Err(TicketError::Value { what: "page count", got: pages as u64 });
+        let count = usize::from(head.sections.get());
+        if count == 0 || count > MAX_GROUPS {
+            return Err(TicketError::Value { what: "number of cache groups", got: count as u64 });
         }
-        let parts = pages * usize::from(shards);
-        if shards == 0 || parts > MAX_PARTS {
-            return Err(TicketError::Value { what: "shard count", got: u64::from(shards) });
-        }
+        let (sections, rest) =
+            <[RecoveredItem]>::ref_from_prefix_with_elems(rest, count).map_err(|_| length.clone())?;
+        let (pages, parts) = count_pages(sections)?;
         let (kind, hashes) = match head.kind {
             0 => (TicketKind::Restore, 0),
             1 => (TicketKind::Save, pages),
@@ -209,11 +261,27 @@ impl Ticket {
             scheduler: head.scheduler.get(),
             operation: head.operation.get(),
             revision: head.revision.get(),
-            group: head.group.get(),
-            shards,
+            sections: sections.iter().map(Section::from).collect(),
             issued_us: head.issued_us.get(),
             hashes: hashes.to_vec(),
             parts: parts.iter().map(PagePart::from).collect(),
         })
     }
+}
+
+/// Pages and parts of all sections, within their limits.
+fn count_pages(sections: &[RecoveredItem]) -> Result<(usize, usize), TicketError> {
+    let (mut pages, mut parts) = (0, 0);
+    for section in sections {
+        let shards = section.shards.get();
+        pages += section.pages.get() as usize;
+        if pages > MAX_HASHES {
+            return Err(TicketError::Value { what: "page count", got: pages as u64 });
+        }
+        parts += section.pages.get() as usize * usize::from(shards);
+        if shards == 0 || parts > MAX_PARTS {
+            return Err(TicketError::Value { what: "shard count", got: u64::from(shards) });
+        }
+    }
+    Ok((pages, parts))
 }

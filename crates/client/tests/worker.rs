@@ -4,8 +4,8 @@
 mod common;
 
 use common::{
-    BLOCKS, BOOT, Kv, LAYERS, LONG, Manager, Peer, Pool, SCHEDULER, hash, part, save_ticket, stat, wait_for,
-    with_block,
+    BLOCKS, BOOT, Kv, LAYERS, LONG, Manager, Peer, Pool, SCHEDULER, hash, part, save_ticket, section, stat,
+    wait_for, with_block,
 };
 use orbitkv_client::{SelfTest, Ticket, Verify, WorkerClient, gather_block, scatter_block};
 use orbitkv_copy::crc64;
@@ -145,7 +145,7 @@ fn arguments_that_do_not_fit_are_named() {
     assert!(text(client.restore(&save, &[1, 2]).map(drop)).contains("Save ticket"));
     assert!(text(client.save(&restore, &[1, 2]).map(drop)).contains("Restore ticket"));
     assert!(text(client.save(b"nonsense", &[1]).map(drop)).contains("ticket"));
-    let other = Ticket { group: 3, ..pool.restore_ticket(&[1]) };
+    let other = Ticket { sections: vec![section(3, 1)], ..pool.restore_ticket(&[1]) };
     assert!(text(client.restore(&other.encode(), &[1]).map(drop)).contains("group is 3"));
 }
 

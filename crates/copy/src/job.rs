@@ -114,10 +114,39 @@ impl CopyJob {
         layout: &KvLayout,
         pairs: &[PagePair],
     ) -> Result<CopyJob, JobError> {
-        let count = pairs.len().saturating_mul(layout.regions().len());
+        Self::between_groups(id, direction, &[(layout, pairs)])
+    }
+
+    /// The same for several cache groups: the steps of one after those of another. Their blocks must be
+    /// different memory.
+    pub fn between_groups(
+        id: CopyId,
+        direction: CopyDirection,
+        groups: &[(&KvLayout, &[PagePair])],
+    ) -> Result<CopyJob, JobError> {
+        let fragments =
+            groups.iter().map(|(layout, pairs)| pairs.len().saturating_mul(layout.regions().len()));
+        let count = fragments.fold(0, usize::saturating_add);
         if count > MAX_FRAGMENTS {
             return Err(JobError::TooManyFragments { count });
         }
+        let mut steps = Vec::new();
+        for (layout, pairs) in groups {
+            steps.append(&mut Self::steps_between(direction, layout, pairs)?);
+        }
+        let pairs = groups.iter().flat_map(|(_, pairs)| pairs.iter());
+        let mut memory: Vec<_> = pairs.map(|pair| pair.memory.clone()).collect();
+        memory.sort_unstable_by_key(Arc::as_ptr);
+        memory.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        CopyJob::new(id, direction, steps, memory)
+    }
+
+    /// The steps of one group. They are safe to carry out while the memory of `pairs` stays mapped.
+    fn steps_between(
+        direction: CopyDirection,
+        layout: &KvLayout,
+        pairs: &[PagePair],
+    ) -> Result<Vec<Step>, JobError> {
         let mut pages = Vec::with_capacity(pairs.len());
         for pair in pairs {
             if pair.block >= layout.num_blocks() {
@@ -150,10 +179,7 @@ impl CopyJob {
             steps.push(Step::new(fragments.collect()));
             layer_offset += region.block_bytes;
         }
-        let mut memory: Vec<_> = pairs.iter().map(|pair| pair.memory.clone()).collect();
-        memory.sort_unstable_by_key(Arc::as_ptr);
-        memory.dedup_by(|a, b| Arc::ptr_eq(a, b));
-        CopyJob::new(id, direction, steps, memory)
+        Ok(steps)
     }
 
     /// The job's name.

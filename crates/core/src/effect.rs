@@ -1,8 +1,8 @@
 //! What the core wants done. The shell carries effects out in order.
 
 use crate::{
-    BlockHash, ExtentId, NamespaceId, OperationId, PageKey, Refusal, Revision, SegmentId, SessionId, ShardId,
-    SlotRef, Ticket,
+    BlockHash, ExtentId, GroupId, NamespaceId, OperationId, PageKey, Refusal, Revision, SegmentId, SessionId,
+    ShardId, SlotRef, Ticket,
 };
 
 /// One shard of a leased or granted page.
@@ -12,6 +12,19 @@ pub struct PagePart {
     pub slot: SlotRef,
     /// CRC-64/NVME of the payload; zero while the page is being saved.
     pub crc: u64,
+}
+
+/// Pages of one cache group in a recovery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecoveredRange {
+    /// Which group.
+    pub group: GroupId,
+    /// Number of the first page, counted from the start of the sequence.
+    pub first_page: u32,
+    /// Pages in the range.
+    pub pages: u32,
+    /// Shards of each page.
+    pub shards: u16,
 }
 
 /// Why a query has no pages.
@@ -46,6 +59,14 @@ pub enum OperationOutcome {
         pages: u32,
         /// Shards of each page.
         shards: u16,
+        /// All parts.
+        parts: Vec<PagePart>,
+    },
+    /// All pages of a recovery, leased. `parts` holds the pages of one range after those of another, each
+    /// page-major.
+    Recovered {
+        /// A range for each cache group of the contract.
+        ranges: Vec<RecoveredRange>,
         /// All parts.
         parts: Vec<PagePart>,
     },
@@ -98,6 +119,17 @@ pub enum Effect {
         revision: Revision,
         /// The state.
         outcome: OperationOutcome,
+    },
+    /// Answer a question for candidates.
+    Candidates {
+        /// Who asked.
+        session: SessionId,
+        /// As the question was named.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// Tokens at which a recovery could end, ascending. Nothing is read, leased or reserved for them.
+        boundaries: Vec<u32>,
     },
     /// Answer a reservation.
     Granted {

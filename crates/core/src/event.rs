@@ -4,6 +4,7 @@ use crate::{
     BlockHash, ClientId, ExtentId, GroupId, OperationId, PageKey, Revision, SegmentId, SessionId,
     SessionSpec, SlotRef, Ticket,
 };
+use orbitkv_contract::GroupRange;
 
 /// What a query is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +41,24 @@ impl<'a> Demand<'a> {
     pub fn prefix(group: GroupId, hashes: &'a [BlockHash]) -> Self {
         Self { group, hashes, deadline_ms: None, mode: Mode::Demand, strict: false, wait_full_prefix: false }
     }
+}
+
+/// A demand for all that the engine needs to go on at a token boundary: pages of every cache group, as its
+/// recovery contract says. All of it or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recovery<'a> {
+    /// The engine holds what it needs up to here: a boundary.
+    pub start_tokens: u32,
+    /// Where it will go on: a later boundary.
+    pub end_tokens: u32,
+    /// Hashes of the sequence from its first token on, one every `hash_tokens` of the registration.
+    pub hashes: &'a [BlockHash],
+    /// Ranges that the engine has room for; must be those of the contract. Empty: whatever it says.
+    pub ranges: &'a [GroupRange],
+    /// As in [`Demand::deadline_ms`].
+    pub deadline_ms: Option<u32>,
+    /// What for.
+    pub mode: Mode,
 }
 
 /// Pages that a client wants to save, in prefix order.
@@ -107,6 +126,30 @@ pub enum Event<'a> {
         revision: Revision,
         /// What is wanted.
         demand: Demand<'a>,
+    },
+    /// A demand for a boundary.
+    Recover {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// What is wanted.
+        recovery: Recovery<'a>,
+    },
+    /// At which boundaries could a recovery end? Metadata alone: it begins nothing.
+    Candidates {
+        /// Who asks.
+        session: SessionId,
+        /// Name of the question; it may be that of the recovery that follows.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// As in [`Recovery::start_tokens`].
+        start_tokens: u32,
+        /// As in [`Recovery::hashes`].
+        hashes: &'a [BlockHash],
     },
     /// The owner hands a ready lease to the workers.
     Restore {

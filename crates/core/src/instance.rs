@@ -1,6 +1,7 @@
 //! One engine: a scheduler session and its workers.
 
 use crate::{GroupId, GroupSpec, NamespaceId, SessionId};
+use orbitkv_contract::{Contract, Rule};
 use std::collections::BTreeMap;
 
 /// Bytes to which slots are rounded: the unit of `O_DIRECT` and of the slot header.
@@ -12,6 +13,7 @@ pub(crate) struct Instance {
     pub(crate) namespace: NamespaceId,
     pub(crate) world_size: u16,
     pub(crate) groups: Vec<GroupSpec>,
+    pub(crate) contract: Contract,
     pub(crate) scheduler: Option<SessionId>,
     /// Open worker sessions by rank.
     pub(crate) workers: BTreeMap<u16, SessionId>,
@@ -45,6 +47,11 @@ impl Instance {
             (spec.page_bytes + crate::config::SLOT_HEADER_BYTES).next_multiple_of(SLOT_ALIGN_BYTES);
         let payload_bytes = u32::try_from(spec.page_bytes).ok()?;
         Some(Shape { slot_bytes, payload_bytes, shards: if probe { 1 } else { spec.shard_count } })
+    }
+
+    /// Whether pages of that group hang together: each is of use only with all before it.
+    pub(crate) fn chained(&self, group: GroupId) -> bool {
+        self.groups.iter().any(|g| g.group == group && g.rule == Rule::Prefix)
     }
 
     /// The shapes of all groups.

@@ -30,18 +30,20 @@ mod session;
 mod slots;
 mod stored;
 mod view;
+mod wanted;
 
 pub use crate::core::Core;
 pub use config::{Config, ConfigError};
 pub use counters::Counters;
-pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart};
-pub use event::{Demand, Event, Evidence, Mode, SaveRequest};
+pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart, RecoveredRange};
+pub use event::{Demand, Event, Evidence, Mode, Recovery, SaveRequest};
 pub use ids::{
     BlockHash, ClientId, ExtentId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
     PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,
 };
 pub use ledger::{Account, Ledger};
 pub use marks::Mark;
+pub use orbitkv_contract::{Contract, ContractError, GroupRange, RangeError, Rule};
 pub use phase::{Phase, Trigger};
 pub use plant::Plant;
 pub use refusal::Refusal;

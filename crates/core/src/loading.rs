@@ -49,6 +49,6 @@ pub(crate) struct Reading {
     pub(crate) ahead: bool,
     /// Demands that lease it.
     pub(crate) waiters: SmallVec<[Ticket; 2]>,
-    /// Demands that have stopped and pay for it until it has ended.
-    pub(crate) lingerers: SmallVec<[Ticket; 2]>,
+    /// Demands that have stopped, and what each pays until it has ended.
+    pub(crate) lingerers: SmallVec<[(Ticket, u64); 1]>,
 }

@@ -35,6 +35,16 @@ marks! {
     InactiveMiss,
     /// A limit on operations ended a query.
     LimitMiss,
+    /// A recovery was asked for.
+    RecoveryAsked,
+    /// A question for candidates had none.
+    NoCandidates,
+    /// A question for candidates had some.
+    CandidatesFound,
+    /// A recovery was refused by the contract.
+    RecoveryRefused,
+    /// A page whose group needs no chain was saved.
+    SavedUnchained,
     /// The same revision came again and was answered again.
     QueryReplayed,
     /// A higher revision replaced a live one.

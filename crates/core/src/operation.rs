@@ -3,7 +3,8 @@
 use crate::index::PageId;
 use crate::ledger::Account;
 use crate::loading::Loading;
-use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, NamespaceId, Phase, SessionId};
+use crate::wanted::Wanted;
+use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, Mode, NamespaceId, Phase, SessionId};
 
 /// A worker that may be copying for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +18,6 @@ pub(crate) struct Owing {
 pub(crate) struct Operation {
     pub(crate) instance: InstanceId,
     pub(crate) namespace: NamespaceId,
-    pub(crate) group: GroupId,
     pub(crate) phase: Phase,
     /// Digest of the parameters, to tell a repetition from a change.
     pub(crate) digest: u64,
@@ -25,11 +25,11 @@ pub(crate) struct Operation {
     pub(crate) strict: bool,
     /// Batches and deadlines do not cut it short.
     pub(crate) wait_full_prefix: bool,
-    /// Kept until it is answered.
-    pub(crate) hashes: Vec<BlockHash>,
+    /// The pages it asks for.
+    pub(crate) wanted: Wanted,
     /// Pages that a read brought for it.
     pub(crate) read: usize,
-    /// Pages it leases, in prefix order.
+    /// Pages it leases, in the order in which they are wanted.
     pub(crate) pages: Vec<PageId>,
     /// What it still reads, while it prepares.
     pub(crate) loading: Option<Box<Loading>>,
@@ -37,8 +37,8 @@ pub(crate) struct Operation {
     pub(crate) reading: Account,
     /// Pages whose reads go on after it has stopped to wait for them; their bytes stay booked as read.
     pub(crate) lingering: u32,
-    /// Bytes of one page.
-    pub(crate) page_bytes: u64,
+    /// Bytes of those pages.
+    pub(crate) lingering_bytes: u64,
     /// Bytes it has reserved beside those, and where they are booked.
     pub(crate) charge: Option<(Account, u64)>,
     /// When it ends by itself.
@@ -54,6 +54,39 @@ pub(crate) struct Operation {
     /// Workers that said so before the owner's `Restore` was read: the engine carries a ticket to its
     /// workers on a way of its own, which may be the shorter one.
     pub(crate) early: Vec<SessionId>,
+}
+
+impl Operation {
+    /// Bytes it owns.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.charge.map_or(0, |(_, bytes)| bytes) + self.lingering_bytes
+    }
+
+    /// Group and number of the pages it asks for.
+    pub(crate) fn asked(&self) -> (GroupId, usize) {
+        (self.wanted.group(), self.wanted.len())
+    }
+}
+
+/// What is asked of a query, beside its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    /// Group and number of the pages.
+    pub(crate) asked: (GroupId, usize),
+    /// See [`Operation::digest`].
+    pub(crate) digest: u64,
+    pub(crate) deadline_ms: Option<u32>,
+    pub(crate) mode: Mode,
+    pub(crate) strict: bool,
+    pub(crate) wait_full_prefix: bool,
+}
+
+impl From<&Demand<'_>> for Ask {
+    fn from(demand: &Demand<'_>) -> Self {
+        let Demand { group, hashes, deadline_ms, mode, strict, wait_full_prefix } = *demand;
+        let (asked, digest) = ((group, hashes.len()), demand_digest(demand));
+        Self { asked, digest, deadline_ms, mode, strict, wait_full_prefix }
+    }
 }
 
 /// A word-wise multiply-and-rotate digest: only repetitions of a session's own requests are compared, so
@@ -73,7 +106,7 @@ pub(crate) fn digest(group: GroupId, lead: u64, hashes: &[BlockHash]) -> u64 {
 
 /// Digest of a demand. Deadline and mode may differ: they are not part of what is asked, and a claim asks
 /// for what was prepared.
-pub(crate) fn demand_digest(demand: &Demand<'_>) -> u64 {
+fn demand_digest(demand: &Demand<'_>) -> u64 {
     let rule = 2 + u64::from(demand.strict) + 2 * u64::from(demand.wait_full_prefix);
     digest(demand.group, rule, demand.hashes)
 }

@@ -34,13 +34,15 @@ pub enum Plant {
     KeepUnclaimed,
     /// A claim of other pages gets what was prepared.
     ClaimAnything,
+    /// A recovery is answered with what is there of it.
+    RecoverPartly,
     /// Quarantine survives the attestation of a reconnected client.
     KeepQuarantine,
 }
 
 impl Plant {
     /// All of them, in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::FreeAtSocketClose,
         Self::FreeOnCancel,
         Self::LeakOnCancel,
@@ -56,6 +58,7 @@ impl Plant {
         Self::IgnoreShare,
         Self::KeepUnclaimed,
         Self::ClaimAnything,
+        Self::RecoverPartly,
         Self::KeepQuarantine,
     ];
 
@@ -78,6 +81,7 @@ impl Plant {
             Self::IgnoreShare => "ignore-share",
             Self::KeepUnclaimed => "keep-unclaimed",
             Self::ClaimAnything => "claim-anything",
+            Self::RecoverPartly => "recover-partly",
             Self::KeepQuarantine => "keep-quarantine",
         }
     }

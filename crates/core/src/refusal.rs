@@ -1,5 +1,6 @@
 //! Rules a request can break.
 
+use orbitkv_contract::{ContractError, RangeError};
 use thiserror::Error;
 
 /// Why a request had no effect. The text names the value and, where there is one, the fix.
@@ -43,6 +44,12 @@ pub enum Refusal {
     /// A registration makes no sense.
     #[error("registration: {0}")]
     BadSpec(&'static str),
+    /// A recovery contract contradicts itself.
+    #[error("registration: {0}")]
+    Contract(#[from] ContractError),
+    /// The recovery contract does not allow this recovery.
+    #[error(transparent)]
+    Recovery(#[from] RangeError),
     /// No pages asked for, or too many.
     #[error("{got} hashes in one request; the limits are 1 and {max}")]
     HashCount {

@@ -1,6 +1,7 @@
 //! Who is connected.
 
 use crate::{ClientId, GroupId, InstanceId, NamespaceDigest, OperationId, Refusal};
+use orbitkv_contract::{Contract, GroupRule, Rule};
 
 /// What a session may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,6 +54,18 @@ pub struct GroupSpec {
     pub page_bytes: u64,
     /// How many shards make a page.
     pub shard_count: u16,
+    /// Tokens of one page.
+    pub page_tokens: u32,
+    /// What it needs at a boundary.
+    pub rule: Rule,
+}
+
+impl GroupSpec {
+    /// A group of full attention.
+    #[must_use]
+    pub fn prefix(group: GroupId, page_bytes: u64, shard_count: u16, page_tokens: u32) -> Self {
+        Self { group, page_bytes, shard_count, page_tokens, rule: Rule::Prefix }
+    }
 }
 
 /// What a client says of itself when it connects.
@@ -68,14 +81,16 @@ pub struct SessionSpec {
     pub namespace: NamespaceDigest,
     /// Cache groups, the first one being the one whose page the attach probe uses.
     pub groups: Vec<GroupSpec>,
+    /// Tokens that one hash of a request covers; zero: those of the smallest page.
+    pub hash_tokens: u32,
 }
 
 impl SessionSpec {
-    /// Checks the registration by itself.
+    /// Checks the registration by itself, and compiles its recovery contract.
     ///
     /// # Errors
-    /// [`Refusal::BadSpec`] names the first thing wrong.
-    pub fn check(&self) -> Result<(), Refusal> {
+    /// [`Refusal::BadSpec`] or [`Refusal::Contract`] names the first thing wrong.
+    pub fn check(&self) -> Result<Contract, Refusal> {
         let bad = |what| Err(Refusal::BadSpec(what));
         if self.world_size == 0 || self.world_size > 1024 {
             return bad("world size must be 1 to 1024");
@@ -103,7 +118,9 @@ impl SessionSpec {
                 return bad("shard count must divide the world size");
             }
         }
-        Ok(())
+        let rule = |g: &GroupSpec| GroupRule { group: g.group.0, page_tokens: g.page_tokens, rule: g.rule };
+        let rules: Vec<GroupRule> = self.groups.iter().map(rule).collect();
+        Ok(Contract::compile(self.hash_tokens, &rules)?)
     }
 }
 

@@ -13,6 +13,8 @@ pub struct OperationView {
     pub bytes: u64,
     /// Pages whose reads go on after it has stopped to wait for them; their bytes are counted.
     pub lingering: usize,
+    /// Those bytes.
+    pub lingering_bytes: u64,
     /// Pages it leases.
     pub pages: usize,
     /// Workers that owe it an end of copy.

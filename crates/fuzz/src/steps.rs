@@ -6,11 +6,13 @@ mod world;
 
 use crate::bytes::Bytes;
 use cast::{GROUP, group, hash};
-use orbitkv_core::{BlockHash, Demand, Event, Evidence, GroupId, Mark, Mode, SaveRequest, Ticket};
+use orbitkv_core::{BlockHash, Demand, Event, Evidence, GroupId, Mark, Mode, Recovery, SaveRequest, Ticket};
 use world::World;
 
 /// From here on an event is about the slower tier or about reading ahead.
 const AHEAD: u8 = 200;
+/// From here on an event is about boundaries.
+const BOUNDARY: u8 = 248;
 /// Most events of one input. The audit behind each costs more than the event.
 const MAX_STEPS: usize = 2_000;
 
@@ -39,6 +41,9 @@ pub fn marks_of_steps(input: &[u8]) -> Vec<Mark> {
 }
 
 fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    if event >= BOUNDARY {
+        return recover(world, event, bytes);
+    }
     if event >= AHEAD {
         return step_ahead(world, event - AHEAD, bytes);
     }
@@ -173,6 +178,25 @@ fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
     };
     let Ticket { session, operation, revision } = ticket;
     world.step(Event::Query { session, operation, revision, demand });
+}
+
+/// A recovery, or a question for candidates. Bits of the last byte: 0 and 1 the start, 2 to 5 the end, in pages;
+/// 6 and 7 what for.
+fn recover(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    let Ticket { session, operation, revision } = world.ticket(bytes);
+    let (_, hashes) = chain(bytes.u8());
+    let (choice, hashes) = (bytes.u8(), &hashes[..]);
+    let tokens = |pages: u8| u32::from(pages) * 16;
+    let (start_tokens, end_tokens) = (tokens(choice & 3), tokens(choice >> 2 & 15));
+    let mode = [Mode::Demand, Mode::Demand, Mode::Prepare, Mode::WarmUp][usize::from(choice >> 6)];
+    world.step(match event % 4 {
+        0 => Event::Candidates { session, operation, revision, start_tokens, hashes },
+        _ => {
+            let recovery =
+                Recovery { start_tokens, end_tokens, hashes, ranges: &[], deadline_ms: None, mode };
+            Event::Recover { session, operation, revision, recovery }
+        }
+    });
 }
 
 fn reserve(world: &mut World, bytes: &mut Bytes<'_>) {

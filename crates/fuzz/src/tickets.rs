@@ -18,7 +18,8 @@ fn check(bytes: &[u8]) {
     let Ok(ticket) = decoded else { return };
     let hashes = if ticket.kind == TicketKind::Save { ticket.pages() } else { 0 };
     assert_eq!(ticket.hashes.len(), hashes);
-    assert_eq!(ticket.parts.len(), ticket.pages() * usize::from(ticket.shards));
+    let parts = ticket.sections.iter().map(|section| section.pages as usize * usize::from(section.shards));
+    assert_eq!(ticket.parts.len(), parts.sum::<usize>());
     let again = ticket.encode();
     assert_eq!(again.len(), bytes.len());
     assert_eq!(Ticket::decode(&again), Ok(ticket));

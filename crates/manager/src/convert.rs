@@ -1,7 +1,13 @@
 //! Between the numbers of the wire and those of the core.
 
-use orbitkv_core::{Grant, MissReason, Mode, OperationOutcome, PageGrant, PagePart, SegmentId, SlotRef};
-use orbitkv_wire::{GrantStatus, GrantedBody, Part, QueryMode, Slot, ToClient, WireMiss};
+use orbitkv_core::{
+    Grant, GroupRange, MissReason, Mode, OperationOutcome, PageGrant, PagePart, RecoveredRange, SegmentId,
+    SlotRef,
+};
+use orbitkv_wire::{
+    GrantStatus, GrantedBody, Part, QueryMode, RangeItem, RecoveredBody, RecoveredItem, Slot, ToClient,
+    WireMiss,
+};
 
 pub(crate) fn slot_ref(slot: &Slot) -> SlotRef {
     SlotRef {
@@ -29,8 +35,12 @@ pub(crate) fn mode(mode: QueryMode) -> Mode {
     }
 }
 
-/// The message about a query; `parts` is scratch space.
-pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) -> ToClient<'a> {
+/// The message about a query; `ranges` and `parts` are scratch space.
+pub(crate) fn outcome<'a>(
+    outcome: &OperationOutcome,
+    ranges: &'a mut Vec<RecoveredItem>,
+    parts: &'a mut Vec<Part>,
+) -> ToClient<'a> {
     match outcome {
         OperationOutcome::Waiting => ToClient::Waiting,
         OperationOutcome::Prepared { pages } => ToClient::Prepared { pages: *pages },
@@ -39,6 +49,13 @@ pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) 
             parts.clear();
             parts.extend(leased.iter().map(part));
             ToClient::Ready { pages: *pages, shards: *shards, parts }
+        }
+        OperationOutcome::Recovered { ranges: recovered_ranges, parts: leased } => {
+            ranges.clear();
+            ranges.extend(recovered_ranges.iter().map(recovered));
+            parts.clear();
+            parts.extend(leased.iter().map(part));
+            ToClient::Recovered(RecoveredBody { ranges, parts })
         }
         OperationOutcome::Miss(reason) => ToClient::Miss(match reason {
             MissReason::Absent => WireMiss::Absent,
@@ -50,6 +67,25 @@ pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) 
             MissReason::Budget => WireMiss::Budget,
         }),
     }
+}
+
+fn recovered(range: &RecoveredRange) -> RecoveredItem {
+    RecoveredItem {
+        group: range.group.0.into(),
+        shards: range.shards.into(),
+        first_page: range.first_page.into(),
+        pages: range.pages.into(),
+    }
+}
+
+/// Pages that a client names of each cache group.
+pub(crate) fn group_ranges(items: &[RangeItem]) -> Vec<GroupRange> {
+    let range = |item: &RangeItem| GroupRange {
+        group: item.group.get(),
+        first_page: item.first_page.get(),
+        end_page: item.end_page.get(),
+    };
+    items.iter().map(range).collect()
 }
 
 /// The answer to a reservation; `statuses` and `parts` are scratch space.

@@ -1,7 +1,9 @@
 //! From a hello to a session of the core.
 
-use orbitkv_core::{ClientId, GroupId, GroupSpec, InstanceId, NamespaceDigest, Role, SessionSpec};
-use orbitkv_wire::{Hello, HelloRole, MAX_PAYLOAD_BYTES, Part};
+use orbitkv_core::{
+    ClientId, ContractError, GroupId, GroupSpec, InstanceId, NamespaceDigest, Role, Rule, SessionSpec,
+};
+use orbitkv_wire::{Hello, HelloGroup, HelloRole, MAX_PAYLOAD_BYTES, Part};
 use thiserror::Error;
 
 /// Longest names that are kept for people.
@@ -16,8 +18,8 @@ pub(crate) enum HelloError {
     Hex { field: &'static str, got: String, digits: usize },
     #[error("{field} has {got} bytes; at most {MAX_NAME_BYTES} are allowed")]
     Name { field: &'static str, got: usize },
-    #[error("cache group {group} has recovery rule {rule:?}; this version knows only \"prefix\"")]
-    Rule { group: u16, rule: String },
+    #[error("cache group {group}: {error}")]
+    Rule { group: u16, error: ContractError },
     #[error("rank is {0} in a hello that is not a worker's; it must be 0")]
     Rank(u16),
     #[error("cache group {0} has zero tokens in a block")]
@@ -51,27 +53,18 @@ impl Registration {
             HelloRole::Solo => Role::Solo,
         };
         for group in &hello.groups {
-            if group.rule != "prefix" {
-                return Err(HelloError::Rule {
-                    group: group.group,
-                    rule: group.rule.chars().take(32).collect(),
-                });
-            }
             if group.block_tokens == 0 {
                 return Err(HelloError::BlockTokens(group.group));
             }
         }
-        let groups = hello.groups.iter().map(|group| GroupSpec {
-            group: GroupId(group.group),
-            page_bytes: group.page_bytes,
-            shard_count: group.shard_count,
-        });
+        let groups = hello.groups.iter().map(group_spec).collect::<Result<_, _>>()?;
         let spec = SessionSpec {
             role,
             instance: InstanceId(u128::from_be_bytes(hex("instance", &hello.instance)?)),
             world_size: hello.world_size,
             namespace: NamespaceDigest(hex("namespace", &hello.namespace)?),
-            groups: groups.collect(),
+            groups,
+            hash_tokens: hello.hash_tokens,
         };
         Ok(Self {
             client: ClientId(u128::from_be_bytes(hex("client", &hello.client)?)),
@@ -82,6 +75,12 @@ impl Registration {
             model: hello.model,
         })
     }
+}
+
+fn group_spec(hello: &HelloGroup) -> Result<GroupSpec, HelloError> {
+    let HelloGroup { group, page_bytes, block_tokens: page_tokens, shard_count, .. } = *hello;
+    let rule: Rule = hello.rule.parse().map_err(|error| HelloError::Rule { group, error })?;
+    Ok(GroupSpec { group: GroupId(group), page_bytes, shard_count, page_tokens, rule })
 }
 
 /// Most hashes in a request for pages of that many shards, so that the longest answer fits one frame.
@@ -135,6 +134,7 @@ mod tests {
             instance: "f".repeat(32),
             namespace: "0a".repeat(32),
             groups: vec![group],
+            hash_tokens: 0,
             resume: None,
         }
     }
@@ -158,7 +158,10 @@ mod tests {
         assert!(text(|h| h.client = "12".into()).contains("client is \"12\""));
         assert!(text(|h| h.instance = "g".repeat(32)).contains("instance"));
         assert!(text(|h| h.namespace = "é".repeat(32)).contains("64 hexadecimal digits"));
-        assert!(text(|h| h.groups[0].rule = "window".into()).contains("\"window\""));
+        assert!(
+            text(|h| h.groups[0].rule = "window".into())
+                .contains("cache group 0: recovery rule is \"window\"")
+        );
         assert!(text(|h| h.groups[0].block_tokens = 0).contains("group 0"));
         assert!(text(|h| h.role = HelloRole::Scheduler).contains("rank is 1"));
         assert!(text(|h| h.model = "x".repeat(513)).contains("model has 513 bytes"));

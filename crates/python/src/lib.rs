@@ -10,6 +10,7 @@ mod args;
 mod guard;
 mod layout;
 mod preparation;
+mod recovery;
 mod registration;
 mod scheduler;
 mod worker;
@@ -26,6 +27,8 @@ mod _native {
     use crate::layout::{Layout, gather_block, scatter_block};
     #[pymodule_export]
     use crate::preparation::Preparation;
+    #[pymodule_export]
+    use crate::recovery::{Candidates, RecoveryDemand, common_boundaries};
     #[pymodule_export]
     use crate::registration::Registration;
     #[pymodule_export]

@@ -17,7 +17,7 @@ pub(crate) struct Registration {
 #[pymethods]
 impl Registration {
     #[new]
-    #[pyo3(signature = (*, socket, engine, engine_version, model, instance, namespace, world_size, groups))]
+    #[pyo3(signature = (*, socket, engine, engine_version, model, instance, namespace, world_size, groups, hash_tokens = 0))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments of the Python side.
     fn new(
         socket: &str,
@@ -28,6 +28,7 @@ impl Registration {
         namespace: String,
         world_size: i64,
         groups: Vec<Bound<'_, PyDict>>,
+        hash_tokens: i64,
     ) -> PyResult<Self> {
         let inner = orbitkv_client::Registration {
             socket: socket.into(),
@@ -38,6 +39,7 @@ impl Registration {
             namespace,
             world_size: int("world_size", world_size)?,
             groups: groups.iter().map(group).collect::<PyResult<_>>()?,
+            hash_tokens: int("hash_tokens", hash_tokens)?,
         };
         Guard::default().look(|| inner.check())?;
         Ok(Self { inner })

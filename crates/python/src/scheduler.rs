@@ -3,6 +3,7 @@
 use crate::args::{hash, hashes, int, micros};
 use crate::guard::{Guard, drop_quietly};
 use crate::preparation::Preparation;
+use crate::recovery::{Candidates, RecoveryDemand};
 use crate::registration::Registration;
 use orbitkv_client::{Demand, MissReason, QueryState};
 use pyo3::prelude::*;
@@ -83,6 +84,45 @@ impl SchedulerClient {
         Ok(Preparation { preparation, guard: self.guard.clone() })
     }
 
+    fn recovery(
+        &self,
+        py: Python<'_>,
+        start_tokens: i64,
+        end_tokens: i64,
+        hashes: &[u8],
+    ) -> PyResult<RecoveryDemand> {
+        let (start, end) = (int("start_tokens", start_tokens)?, int("end_tokens", end_tokens)?);
+        let hashes = self::hashes("hashes", hashes)?;
+        let demand = self.guard.run(py, || self.client.recovery(start, end, &hashes))?;
+        Ok(RecoveryDemand { demand })
+    }
+
+    fn candidates(&self, py: Python<'_>, start_tokens: i64, hashes: &[u8]) -> PyResult<Candidates> {
+        let start_tokens = int("start_tokens", start_tokens)?;
+        let hashes = self::hashes("hashes", hashes)?;
+        let candidates = self.guard.run(py, || Ok(self.client.candidates(start_tokens, &hashes)))?;
+        Ok(Candidates { candidates, guard: self.guard.clone() })
+    }
+
+    #[pyo3(signature = (demand, *, deadline_ms = 0))]
+    fn read_recovery(&self, py: Python<'_>, demand: &RecoveryDemand, deadline_ms: i64) -> PyResult<Query> {
+        let deadline_ms = int("deadline_ms", deadline_ms)?;
+        let query = self.guard.run(py, || Ok(self.client.read_recovery(&demand.demand, deadline_ms)))?;
+        Ok(Query { query, guard: self.guard.clone() })
+    }
+
+    fn prepare_recovery(
+        &self,
+        py: Python<'_>,
+        start_tokens: i64,
+        end_tokens: i64,
+        hashes: &[u8],
+    ) -> PyResult<Preparation> {
+        let demand = self.recovery(py, start_tokens, end_tokens, hashes)?.demand;
+        let preparation = self.guard.run(py, || Ok(self.client.prepare_recovery(&demand)))?;
+        Ok(Preparation { preparation, guard: self.guard.clone() })
+    }
+
     #[pyo3(signature = (hashes, *, group = 0))]
     fn warm_up(&self, py: Python<'_>, hashes: &[u8], group: i64) -> PyResult<bool> {
         let (group, hashes) = (int("group", group)?, self::hashes("hashes", hashes)?);
@@ -146,6 +186,14 @@ impl Query {
     #[getter]
     fn pages(&self) -> PyResult<usize> {
         self.guard.look(|| Ok(self.query.pages()))
+    }
+
+    #[getter]
+    fn sections(&self) -> PyResult<Vec<(u16, u32, u32)>> {
+        self.guard.look(|| {
+            let sections = self.query.sections().iter();
+            Ok(sections.map(|s| (s.group, s.first_page, s.first_page + s.pages)).collect())
+        })
     }
 
     #[getter]

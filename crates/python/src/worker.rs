@@ -21,7 +21,7 @@ impl WorkerClient {
     #[new]
     #[pyo3(signature = (
         registration, *, rank, layout, scratch, layout_probe_passed, copy_threads = 2,
-        verify_restore = "sample:16"
+        verify_restore = "sample:16", more_layouts = HashMap::new()
     ))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments of the Python side.
     fn new(
@@ -33,16 +33,20 @@ impl WorkerClient {
         layout_probe_passed: bool,
         copy_threads: i64,
         verify_restore: &str,
+        more_layouts: HashMap<u16, Bound<'_, Layout>>,
     ) -> PyResult<Self> {
         let guard = Guard::default();
         let (rank, copy_threads) = (int("rank", rank)?, int("copy_threads", copy_threads)?);
         let (registration, layout) = (registration.inner.clone(), Arc::clone(&layout.inner));
         let scratch = Arc::clone(&scratch.inner);
+        let more_layouts =
+            more_layouts.iter().map(|(group, l)| (*group, Arc::clone(&l.get().inner))).collect();
         let client = guard.run(py, || {
             orbitkv_client::WorkerClient::new(WorkerConfig {
                 registration,
                 rank,
                 layout,
+                more_layouts,
                 scratch,
                 layout_probe_passed,
                 copy_threads,

@@ -23,6 +23,7 @@ impl World {
             world_size: plan.world_size,
             namespace: plan.namespace,
             groups: plan.groups.clone(),
+            hash_tokens: 0,
         }
     }
 

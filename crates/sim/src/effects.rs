@@ -38,13 +38,18 @@ impl World {
     fn apply(&mut self, effect: Effect) -> Checked {
         match effect {
             Effect::Operation { session, operation, revision, outcome } => {
-                let mut parts = Vec::new();
-                let message = translate::outcome(&outcome, &mut parts);
+                let (mut ranges, mut parts) = (Vec::new(), Vec::new());
+                let message = translate::outcome(&outcome, &mut ranges, &mut parts);
                 self.send_to(session, (operation.0, revision.0), &message)
             }
             Effect::Granted { session, operation, revision, grants } => {
                 let (mut statuses, mut parts) = (Vec::new(), Vec::new());
                 let message = translate::granted(&grants, &mut statuses, &mut parts);
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
+            Effect::Candidates { session, operation, revision, boundaries } => {
+                let boundaries: Vec<_> = boundaries.into_iter().map(Into::into).collect();
+                let message = ToClient::Candidates(&boundaries);
                 self.send_to(session, (operation.0, revision.0), &message)
             }
             Effect::Refused { session, operation, refusal } => {

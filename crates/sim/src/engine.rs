@@ -4,7 +4,7 @@ use crate::content::{Key, Words};
 use crate::plan::EnginePlan;
 use crate::scheduler::Desk;
 use crate::worker::Hands;
-use orbitkv_core::{GroupId, InstanceId, PagePart, Role, SlotRef, Ticket};
+use orbitkv_core::{InstanceId, PagePart, Role, SlotRef, Ticket};
 use orbitkv_wire::Resume;
 
 /// A process of an engine.
@@ -79,7 +79,6 @@ pub(crate) struct TicketPage {
 pub(crate) struct WorkTicket {
     pub(crate) direction: Direction,
     pub(crate) owner: Ticket,
-    pub(crate) group: GroupId,
     /// Time before the manager was asked for what the ticket gives.
     pub(crate) issued_us: u64,
     pub(crate) pages: Vec<TicketPage>,

@@ -99,6 +99,7 @@ impl World {
             revision: 1,
             group,
             hashes: vec![hash],
+            recovery: None,
             parent: None,
             first_depth: 0,
             deadline_ms: 0,

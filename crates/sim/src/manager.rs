@@ -4,8 +4,8 @@ use crate::failure::{Checked, Checker, Failure, fail};
 use crate::translate;
 use crate::world::World;
 use orbitkv_core::{
-    BlockHash, ClientId, Demand, Event, Evidence, GroupId, OperationId, Revision, SaveRequest, SegmentId,
-    SessionId, Ticket,
+    BlockHash, ClientId, Demand, Event, Evidence, GroupId, OperationId, Recovery, Revision, SaveRequest,
+    SegmentId, SessionId, Ticket,
 };
 use orbitkv_wire::{Header, Hello, Kind, Resume, ToClient, ToManager};
 
@@ -118,17 +118,8 @@ impl World {
         match message {
             ToManager::Hello(_) => fail(Checker::Protocol, "a second hello"),
             ToManager::Attest { passed } => self.feed(Event::Attest { session, passed }),
-            ToManager::Query { group, deadline_ms, rule, hashes } => {
-                let hashes: Vec<_> = hashes.iter().map(|h| BlockHash(*h)).collect();
-                let deadline_ms = (deadline_ms > 0).then_some(deadline_ms);
-                let demand = Demand {
-                    deadline_ms,
-                    mode: translate::mode(rule.mode),
-                    strict: rule.strict,
-                    wait_full_prefix: rule.wait_full_prefix,
-                    ..Demand::prefix(GroupId(group), &hashes)
-                };
-                self.feed(Event::Query { session, operation, revision, demand })
+            ToManager::Query { .. } | ToManager::Recover(_) | ToManager::Candidates { .. } => {
+                self.question((session, operation, revision), message)
             }
             ToManager::Restore => self.feed(Event::Restore { session, operation, revision }),
             ToManager::Keep(items) => items.iter().try_for_each(|item| {
@@ -171,6 +162,45 @@ impl World {
                 Some(s) => self.copies_ended(old, s.client, s.process, s.epoch),
                 None => Ok(()),
             },
+        }
+    }
+
+    fn question(
+        &mut self,
+        (session, operation, revision): (SessionId, OperationId, Revision),
+        message: ToManager<'_>,
+    ) -> Checked {
+        match message {
+            ToManager::Query { group, deadline_ms, rule, hashes } => {
+                let hashes: Vec<_> = hashes.iter().map(|h| BlockHash(*h)).collect();
+                let deadline_ms = (deadline_ms > 0).then_some(deadline_ms);
+                let demand = Demand {
+                    deadline_ms,
+                    mode: translate::mode(rule.mode),
+                    strict: rule.strict,
+                    wait_full_prefix: rule.wait_full_prefix,
+                    ..Demand::prefix(GroupId(group), &hashes)
+                };
+                self.feed(Event::Query { session, operation, revision, demand })
+            }
+            ToManager::Recover(body) => {
+                let hashes: Vec<_> = body.hashes.iter().map(|h| BlockHash(*h)).collect();
+                let recovery = Recovery {
+                    start_tokens: body.start_tokens,
+                    end_tokens: body.end_tokens,
+                    hashes: &hashes,
+                    ranges: &[],
+                    deadline_ms: (body.deadline_ms > 0).then_some(body.deadline_ms),
+                    mode: translate::mode(body.mode),
+                };
+                self.feed(Event::Recover { session, operation, revision, recovery })
+            }
+            ToManager::Candidates { start_tokens, hashes } => {
+                let hashes: Vec<_> = hashes.iter().map(|h| BlockHash(*h)).collect();
+                let hashes = &hashes;
+                self.feed(Event::Candidates { session, operation, revision, start_tokens, hashes })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a seed decides before anything happens: sizes, limits, speeds, and which faults exist at all.
 
 use crate::rng::Rng;
-use orbitkv_core::{Config, GroupId, GroupSpec, NamespaceDigest, Plant};
+use orbitkv_core::{Config, GroupId, GroupSpec, NamespaceDigest, Plant, Rule};
 
 /// Bytes the core adds in front of a payload, and the unit it rounds slots to.
 const SLOT_UNIT_BYTES: u64 = 4096;
@@ -99,6 +99,8 @@ pub(crate) struct Plan {
     pub(crate) chunked: bool,
     /// Percent of queries that are preparations or warm-ups.
     pub(crate) ahead: u64,
+    /// Percent of queries that are recoveries.
+    pub(crate) recoveries: u64,
     /// Percent of queries that want all or nothing.
     pub(crate) strict: u64,
     /// Weights of the scheduler's ordinary turns: query, save, restore, release, cancel.
@@ -134,6 +136,7 @@ impl Plan {
             deadlines: rng.below(80),
             chunked: rng.chance(25),
             ahead: if rng.chance(60) { rng.range(10, 70) } else { 0 },
+            recoveries: if rng.chance(50) { rng.range(10, 60) } else { 0 },
             strict: if rng.chance(40) { rng.range(5, 60) } else { 0 },
             weights: std::array::from_fn(|_| rng.range(1, 8)),
             engines,
@@ -160,7 +163,7 @@ fn classes(engine: &EnginePlan) -> u64 {
 
 fn engines(rng: &mut Rng) -> Vec<EnginePlan> {
     let shared = rng.chance(60);
-    let count = rng.range(1, 4);
+    let count = if rng.chance(3) { 10 } else { rng.range(1, 4) };
     let first = engine(rng, 0);
     (0..count)
         .map(|n| {
@@ -180,11 +183,15 @@ fn engine(rng: &mut Rng, number: u64) -> EnginePlan {
         _ => Topology::Split,
     };
     let shards = [world_size, world_size, 1][rng.index(3)];
-    let mut groups = vec![GroupSpec { group: GroupId(0), page_bytes: 4096, shard_count: shards }];
-    if rng.chance(25) {
+    let mut groups = vec![GroupSpec::prefix(GroupId(0), 4096, shards, 16)];
+    let more = [0, 0, 0, 1, 2][rng.index(5)];
+    for group in 1..=more {
         let page_bytes = [4096, 12_288][rng.index(2)];
         let shard_count = [world_size, 1][rng.index(2)];
-        groups.push(GroupSpec { group: GroupId(1), page_bytes, shard_count });
+        let page_tokens = [16, 16, 32][rng.index(3)];
+        let window = Rule::Window { tokens: u32::try_from(rng.range(1, 80)).unwrap_or(1) };
+        let rule = [Rule::Prefix, window, Rule::Checkpoint][rng.index(3)];
+        groups.push(GroupSpec { group: GroupId(group), page_bytes, shard_count, page_tokens, rule });
     }
     let mut digest = [0; 32];
     digest[..8].copy_from_slice(&(number + 1).to_le_bytes());

@@ -8,7 +8,10 @@ use crate::heap::Happening;
 use crate::translate;
 use crate::world::World;
 use orbitkv_core::{BlockHash, GroupId, OperationId, PagePart, Revision, SessionId, Ticket};
-use orbitkv_wire::{GrantStatus, GrantedBody, QueryMode, QueryRule, Slot, ToClient, ToManager, WireMiss};
+use orbitkv_wire::{
+    GrantStatus, GrantedBody, Part, QueryMode, QueryRule, RecoverBody, RecoveredItem, Slot, ToClient,
+    ToManager, WireMiss,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -21,8 +24,8 @@ pub(crate) enum AskState {
     Waiting,
     /// Pages that are leased for it until it claims them.
     Prepared,
-    /// Leased pages, page-major.
-    Ready { parts: Vec<PagePart>, shards: u16 },
+    /// Leased pages.
+    Ready { pages: Vec<(GroupId, BlockHash, Vec<PagePart>)> },
     /// In the workers' hands: ranks that have not told yet, and whether all told of success.
     Handed { left: BTreeSet<u16>, pages: usize, well: bool },
     /// Slots that no worker knows of.
@@ -36,6 +39,8 @@ pub(crate) struct Ask {
     pub(crate) revision: u32,
     pub(crate) group: GroupId,
     pub(crate) hashes: Vec<BlockHash>,
+    /// Start and end of a recovery, in tokens; of no group then.
+    pub(crate) recovery: Option<(u32, u32)>,
     pub(crate) parent: Option<BlockHash>,
     pub(crate) first_depth: u32,
     pub(crate) deadline_ms: u32,
@@ -78,17 +83,30 @@ impl World {
         let Some(ask) = self.ask(client, operation).cloned() else {
             return;
         };
+        self.send_request(client, operation, &ask);
+    }
+
+    /// Sends a request as it is described.
+    pub(crate) fn send_request(&mut self, client: usize, operation: u64, ask: &Ask) {
         let hashes: Vec<_> = ask.hashes.iter().map(|h| h.0).collect();
-        let message = if ask.save {
-            let (parent, first_depth) = (ask.parent.map(|p| p.0), ask.first_depth);
-            ToManager::Reserve { group: ask.group.0, parent, first_depth, hashes: &hashes }
-        } else {
-            ToManager::Query {
-                group: ask.group.0,
-                deadline_ms: ask.deadline_ms,
-                rule: ask.rule,
-                hashes: &hashes,
+        let (group, rule, deadline_ms, hashes) = (ask.group.0, ask.rule, ask.deadline_ms, &hashes[..]);
+        let message = match ask.recovery {
+            _ if ask.save => {
+                let (parent, first_depth) = (ask.parent.map(|p| p.0), ask.first_depth);
+                ToManager::Reserve { group, parent, first_depth, hashes }
             }
+            Some((start_tokens, end_tokens)) => {
+                let (mode, ranges) = (rule.mode, &[][..]);
+                ToManager::Recover(RecoverBody {
+                    start_tokens,
+                    end_tokens,
+                    deadline_ms,
+                    mode,
+                    ranges,
+                    hashes,
+                })
+            }
+            None => ToManager::Query { group, deadline_ms, rule, hashes },
         };
         self.send_up(client, (operation, ask.revision), &message);
     }
@@ -139,13 +157,13 @@ impl World {
                     self.drop_ask(client, operation);
                 }
             }
-            ToClient::Ready { shards, parts, .. } => {
-                let parts: Vec<_> = parts.iter().map(translate::page_part).collect();
-                if let Some(ask) = self.current(client, operation, revision)
-                    && matches!(ask.state, AskState::Asked | AskState::Waiting)
-                {
-                    ask.state = AskState::Ready { parts, shards: *shards };
-                }
+            ToClient::Ready { pages, shards, parts } => {
+                let whole =
+                    RecoveredItem { shards: (*shards).into(), pages: (*pages).into(), ..Default::default() };
+                self.has_pages(client, (operation, revision), &[whole], parts);
+            }
+            ToClient::Recovered(body) => {
+                self.has_pages(client, (operation, revision), body.ranges, body.parts);
             }
             ToClient::Miss(reason) => {
                 let ask = self.current(client, operation, revision);
@@ -173,10 +191,45 @@ impl World {
             ToClient::InstanceState { .. }
             | ToClient::Segment { .. }
             | ToClient::SegmentGone { .. }
+            | ToClient::Candidates(_)
             | ToClient::ResetDone => {}
             other => return fail(Checker::Protocol, format!("a scheduler got {other:?}")),
         }
         Ok(())
+    }
+
+    /// A query has its pages: which hash each range's pages have is for the engine to know.
+    fn has_pages(
+        &mut self,
+        client: usize,
+        (operation, revision): (u64, u32),
+        ranges: &[RecoveredItem],
+        parts: &[Part],
+    ) {
+        let groups = self.engines[self.clients[client].engine].plan.groups.clone();
+        let hash_tokens = groups.iter().map(|g| g.page_tokens).min().unwrap_or(1);
+        let Some(ask) = self.current(client, operation, revision) else {
+            return;
+        };
+        if !matches!(ask.state, AskState::Asked | AskState::Waiting) {
+            return;
+        }
+        let (mut rest, mut pages) = (parts, Vec::new());
+        for range in ranges {
+            let tokens = groups.iter().find(|g| g.group.0 == range.group.get()).map_or(1, |g| g.page_tokens);
+            for page in range.first_page.get()..range.first_page.get() + range.pages.get() {
+                let (group, at) = match ask.recovery {
+                    Some(_) => (GroupId(range.group.get()), (page + 1) * tokens / hash_tokens - 1),
+                    None => (ask.group, page),
+                };
+                let (of_page, behind) = rest.split_at(usize::from(range.shards.get()));
+                rest = behind;
+                if let Some(hash) = ask.hashes.get(at as usize) {
+                    pages.push((group, *hash, of_page.iter().map(translate::page_part).collect()));
+                }
+            }
+        }
+        ask.state = AskState::Ready { pages };
     }
 
     /// The ask of that name, unless the answer is about an earlier revision.
@@ -219,7 +272,7 @@ impl World {
             operation: OperationId(operation),
             revision: Revision(ask.revision),
         };
-        WorkTicket { direction, owner, group: ask.group, issued_us: ask.issued_us, pages: Vec::new() }
+        WorkTicket { direction, owner, issued_us: ask.issued_us, pages: Vec::new() }
     }
 
     fn key(&self, client: usize, group: GroupId, hash: BlockHash) -> Key {
@@ -232,15 +285,15 @@ impl World {
         let Some(ask) = self.ask(client, operation).cloned() else {
             return;
         };
-        let AskState::Ready { parts, shards } = &ask.state else {
+        let AskState::Ready { pages } = &ask.state else {
             return;
         };
         let mut ticket = self.ticket(client, operation, &ask, Direction::Restore);
         // Before the manager is told: a worker compares it with the beginning of its own session.
         ticket.issued_us = self.now_us;
-        for (hash, parts) in ask.hashes.iter().zip(parts.chunks(usize::from((*shards).max(1)))) {
-            let key = self.key(client, ask.group, *hash);
-            ticket.pages.push(TicketPage { key, parts: parts.to_vec() });
+        for (group, hash, parts) in pages {
+            let key = self.key(client, *group, *hash);
+            ticket.pages.push(TicketPage { key, parts: parts.clone() });
         }
         let pages = ticket.pages.len();
         self.send_up(client, (operation, ask.revision), &ToManager::Restore);

@@ -2,10 +2,11 @@
 
 use orbitkv_core::{
     Effect, Grant, GroupId, GroupSpec, InstanceId, MissReason, Mode, NamespaceDigest, OperationOutcome,
-    PageGrant, PagePart, Role, SegmentId, SessionSpec, SlotRef,
+    PageGrant, PagePart, RecoveredRange, Role, SegmentId, SessionSpec, SlotRef,
 };
 use orbitkv_wire::{
-    GrantStatus, GrantedBody, Hello, HelloGroup, HelloRole, Part, QueryMode, Slot, ToClient, WireMiss,
+    GrantStatus, GrantedBody, Hello, HelloGroup, HelloRole, Part, QueryMode, RecoveredBody, RecoveredItem,
+    Slot, ToClient, WireMiss,
 };
 
 pub(crate) fn slot_ref(slot: &Slot) -> SlotRef {
@@ -37,7 +38,11 @@ pub(crate) fn mode(mode: QueryMode) -> Mode {
     }
 }
 
-pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) -> ToClient<'a> {
+pub(crate) fn outcome<'a>(
+    outcome: &OperationOutcome,
+    ranges: &'a mut Vec<RecoveredItem>,
+    parts: &'a mut Vec<Part>,
+) -> ToClient<'a> {
     match outcome {
         OperationOutcome::Waiting => ToClient::Waiting,
         OperationOutcome::Prepared { pages } => ToClient::Prepared { pages: *pages },
@@ -45,6 +50,17 @@ pub(crate) fn outcome<'a>(outcome: &OperationOutcome, parts: &'a mut Vec<Part>) 
         OperationOutcome::Ready { pages, shards, parts: leased } => {
             parts.extend(leased.iter().map(part));
             ToClient::Ready { pages: *pages, shards: *shards, parts }
+        }
+        OperationOutcome::Recovered { ranges: recovered, parts: leased } => {
+            let item = |r: &RecoveredRange| RecoveredItem {
+                group: r.group.0.into(),
+                shards: r.shards.into(),
+                first_page: r.first_page.into(),
+                pages: r.pages.into(),
+            };
+            ranges.extend(recovered.iter().map(item));
+            parts.extend(leased.iter().map(part));
+            ToClient::Recovered(RecoveredBody { ranges, parts })
         }
         OperationOutcome::Miss(reason) => ToClient::Miss(match reason {
             MissReason::Absent => WireMiss::Absent,
@@ -102,9 +118,9 @@ pub(crate) fn hello(client: u128, epoch: u32, spec: &SessionSpec) -> Hello {
     let group = |g: &GroupSpec| HelloGroup {
         group: g.group.0,
         page_bytes: g.page_bytes,
-        block_tokens: 16,
+        block_tokens: g.page_tokens,
         shard_count: g.shard_count,
-        rule: "prefix".into(),
+        rule: g.rule.to_string(),
     };
     Hello {
         engine: "simulated".into(),
@@ -118,6 +134,7 @@ pub(crate) fn hello(client: u128, epoch: u32, spec: &SessionSpec) -> Hello {
         instance: format!("{:032x}", spec.instance.0),
         namespace: hex(&spec.namespace.0),
         groups: spec.groups.iter().map(group).collect(),
+        hash_tokens: spec.hash_tokens,
         resume: None,
     }
 }
@@ -135,17 +152,19 @@ pub(crate) fn registration(hello: &Hello) -> Result<(u128, u32, SessionSpec), St
         HelloRole::Worker => Role::Worker { rank: hello.rank },
         HelloRole::Solo => Role::Solo,
     };
-    let group = |g: &HelloGroup| GroupSpec {
-        group: GroupId(g.group),
-        page_bytes: g.page_bytes,
-        shard_count: g.shard_count,
+    let group = |g: &HelloGroup| {
+        let rule = g.rule.parse().map_err(|e| format!("group {}: {e}", g.group))?;
+        let (group, page_tokens) = (GroupId(g.group), g.block_tokens);
+        let (page_bytes, shard_count) = (g.page_bytes, g.shard_count);
+        Ok(GroupSpec { group, page_bytes, shard_count, page_tokens, rule })
     };
     let spec = SessionSpec {
         role,
         instance: InstanceId(number(&hello.instance)?),
         world_size: hello.world_size,
         namespace: NamespaceDigest(namespace),
-        groups: hello.groups.iter().map(group).collect(),
+        groups: hello.groups.iter().map(group).collect::<Result<_, String>>()?,
+        hash_tokens: hello.hash_tokens,
     };
     Ok((number(&hello.client)?, hello.epoch, spec))
 }

@@ -88,6 +88,15 @@ impl World {
         self.universe.chain(&mut self.rng).iter().take(pages).copied().collect()
     }
 
+    /// Start and end of a recovery: mostly boundaries that the hashes cover, but not always.
+    fn boundary(&mut self, hashes: &[BlockHash]) -> (u32, u32) {
+        let pages = hashes.len() as u64;
+        let step = if self.rng.chance(80) { 2 } else { 1 };
+        let end = self.rng.range(1, pages + 1).next_multiple_of(step);
+        let start = if self.rng.chance(60) { 0 } else { self.rng.below(end) / step * step };
+        (u32::try_from(start * 16).unwrap_or(0), u32::try_from(end * 16).unwrap_or(16))
+    }
+
     fn rule(&mut self) -> QueryRule {
         let mode = match self.rng.chance(self.plan.ahead) {
             true if self.rng.chance(70) => QueryMode::Prepare,
@@ -131,11 +140,18 @@ impl World {
             return self.cancel_one(client);
         }
         let (group, hashes, deadline_ms) = (self.group(client), self.prefix(), self.deadline());
+        let recovery = self.rng.chance(self.plan.recoveries).then(|| self.boundary(&hashes));
+        if let Some((start_tokens, _)) = recovery.filter(|_| self.rng.chance(40)) {
+            let hashes: Vec<_> = hashes.iter().map(|h| h.0).collect();
+            let message = ToManager::Candidates { start_tokens, hashes: &hashes };
+            self.send_up(client, (0, 0), &message);
+        }
         let ask = Ask {
             save: false,
             revision: u32::try_from(self.rng.range(1, 3)).unwrap_or(1),
             group,
             hashes,
+            recovery,
             parent: None,
             first_depth: 0,
             deadline_ms,
@@ -162,6 +178,7 @@ impl World {
             revision: 1,
             group,
             hashes: chain.iter().skip(start).take(count).copied().collect(),
+            recovery: None,
             parent: start.checked_sub(1).and_then(|i| chain.get(i)).copied(),
             first_depth: u32::try_from(start).unwrap_or(0),
             deadline_ms: 0,
@@ -232,8 +249,11 @@ impl World {
 
     /// A request that must be refused, or that replaces an earlier one.
     fn abuse(&mut self, client: usize) {
-        let kind = self.rng.below(7);
-        let Some(operation) = self.one(client, |_| true) else {
+        let kind = self.rng.below(8);
+        // Few are read ahead at a time, and their claims have rules of their own.
+        let ahead = self.rng.chance(30);
+        let chosen = |ask: &Ask| !ahead || (!ask.save && ask.rule.mode == QueryMode::Prepare);
+        let Some(operation) = self.one(client, chosen) else {
             return;
         };
         let other = self.prefix();
@@ -242,10 +262,26 @@ impl World {
             return;
         };
         let mut request = ask.clone();
+        // A recovery that is refused leaves its name unused: what is wrong about it must be known first.
+        if ask.recovery.is_some() && ask.state == AskState::Asked {
+            return;
+        }
         match kind {
             // The same name, other parameters. A reservation must have been accepted for that.
             0 if other != ask.hashes && (!ask.save || matches!(ask.state, AskState::Granted { .. })) => {
-                request.hashes = other;
+                // Of a recovery other hashes behind its end are no change.
+                match &mut request.recovery {
+                    Some((_, end_tokens)) => *end_tokens += 32,
+                    None => request.hashes = other,
+                }
+                ask.abuses += 1;
+            }
+            // A prefix is no claim of a recovery, nor the reverse.
+            7 if !ask.save => {
+                request.recovery = match ask.recovery {
+                    Some(_) => None,
+                    None => Some((0, 32)),
+                };
                 ask.abuses += 1;
             }
             // A version that has been replaced, or never was.
@@ -278,17 +314,6 @@ impl World {
             _ => return,
         }
         self.send_request(client, operation, &request);
-    }
-
-    fn send_request(&mut self, client: usize, operation: u64, request: &Ask) {
-        let hashes: Vec<_> = request.hashes.iter().map(|h| h.0).collect();
-        let message = if request.save {
-            let (parent, first_depth) = (request.parent.map(|p| p.0), request.first_depth);
-            ToManager::Reserve { group: request.group.0, parent, first_depth, hashes: &hashes }
-        } else {
-            ToManager::Query { group: request.group.0, deadline_ms: 0, rule: request.rule, hashes: &hashes }
-        };
-        self.send_up(client, (operation, request.revision), &message);
     }
 
     fn forget(&mut self, client: usize) {

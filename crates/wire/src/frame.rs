@@ -100,6 +100,10 @@ kinds! {
     CopiesEnded = 15,
     /// What has been prepared is still wanted.
     Keep = 16,
+    /// A demand for all that a token boundary needs.
+    Recover = 17,
+    /// A question where a recovery could end.
+    Candidates = 18,
     /// The hello is accepted.
     Welcome = 128,
     /// The hello is not; the connection closes.
@@ -120,6 +124,10 @@ kinds! {
     SegmentGone = 136,
     /// A reset has been carried out.
     ResetDone = 137,
+    /// A recovery has all its pages.
+    Recovered = 138,
+    /// Where a recovery could end.
+    CandidatesFound = 139,
 }
 
 impl Header {

@@ -27,7 +27,7 @@ pub struct HelloGroup {
     pub block_tokens: u32,
     /// Shards of a page.
     pub shard_count: u16,
-    /// Recovery rule: `prefix` (others are refused by this version).
+    /// Recovery rule: `prefix`, `window:TOKENS` or `checkpoint`.
     pub rule: String,
 }
 
@@ -68,6 +68,9 @@ pub struct Hello {
     pub namespace: String,
     /// Cache groups.
     pub groups: Vec<HelloGroup>,
+    /// Tokens that one hash of a request covers; zero: those of the smallest block.
+    #[serde(default)]
+    pub hash_tokens: u32,
     /// Present on every connection but the first one to this manager.
     pub resume: Option<Resume>,
 }

@@ -14,6 +14,7 @@ mod hello;
 mod paths;
 mod payload;
 mod reader;
+mod recovery;
 mod to_client;
 mod to_manager;
 
@@ -23,6 +24,7 @@ pub use hello::{Hello, HelloGroup, HelloRole, Resume};
 pub use paths::default_socket;
 pub use payload::{CommitItem, Hash, Part, Slot};
 pub use reader::{Frame, FrameReader};
+pub use recovery::{MAX_GROUPS, RangeItem, RecoverBody, RecoveredBody, RecoveredItem};
 pub use to_client::{GrantStatus, GrantedBody, ToClient, WireMiss};
 pub use to_manager::{KeepItem, MAX_KEPT, QueryMode, QueryRule, ToManager};
 

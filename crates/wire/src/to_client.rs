@@ -1,6 +1,7 @@
 //! Messages from the manager.
 
 use crate::payload::{array, front};
+use crate::recovery::{RecoveredBody, decode_boundaries};
 use crate::{Kind, MAX_HASHES, MAX_PAYLOAD_BYTES, Part, WireError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -121,6 +122,10 @@ pub enum ToClient<'a> {
         /// `pages × shards`, page-major.
         parts: &'a [Part],
     },
+    /// A recovery has all its pages.
+    Recovered(RecoveredBody<'a>),
+    /// Tokens at which a recovery could end, ascending.
+    Candidates(&'a [U32]),
     /// It has none.
     Miss(WireMiss),
     /// Answer to a reserve.
@@ -202,6 +207,8 @@ impl<'a> ToClient<'a> {
             | Self::Warmed { .. }
             | Self::Ready { .. }
             | Self::Miss(_) => Kind::Operation,
+            Self::Recovered(_) => Kind::Recovered,
+            Self::Candidates(_) => Kind::CandidatesFound,
             Self::Granted(_) => Kind::Granted,
             Self::Refused { .. } => Kind::Refused,
             Self::InstanceState { .. } => Kind::InstanceState,
@@ -230,6 +237,8 @@ impl<'a> ToClient<'a> {
                 operation(out, READY, 0, pages, shards);
                 out.extend_from_slice(parts.as_bytes());
             }
+            Self::Recovered(body) => body.encode(out),
+            Self::Candidates(boundaries) => out.extend_from_slice(boundaries.as_bytes()),
             Self::Granted(body) => {
                 let pages = U32::new(u32::try_from(body.statuses.len()).unwrap_or(u32::MAX));
                 let head = GrantedHead { pages, shards: U16::new(body.shards), zero: U16::ZERO };
@@ -267,6 +276,8 @@ impl<'a> ToClient<'a> {
             Kind::Rejected => Self::Rejected { text: text(payload) },
             Kind::Refused => Self::Refused { text: text(payload) },
             Kind::Operation => decode_operation(name, payload)?,
+            Kind::Recovered => Self::Recovered(RecoveredBody::decode(name, payload)?),
+            Kind::CandidatesFound => Self::Candidates(decode_boundaries(name, payload)?),
             Kind::Granted => decode_granted(name, payload)?,
             Kind::InstanceState => match payload {
                 [0] => Self::InstanceState { active: false },

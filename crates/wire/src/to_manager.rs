@@ -1,6 +1,7 @@
 //! Messages from a client.
 
 use crate::payload::{array, front};
+use crate::recovery::{RecoverBody, decode_candidates};
 use crate::{CommitItem, Hash, Kind, MAX_HASHES, Slot, WireError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -32,21 +33,26 @@ pub struct QueryRule {
 const STRICT: u8 = 1;
 const WAIT_FULL_PREFIX: u8 = 2;
 
+impl QueryMode {
+    pub(crate) fn decode(name: &'static str, mode: u8) -> Result<Self, WireError> {
+        match mode {
+            0 => Ok(Self::Demand),
+            1 => Ok(Self::Prepare),
+            2 => Ok(Self::WarmUp),
+            got => Err(WireError::Value { kind: name, what: "mode", got: u64::from(got) }),
+        }
+    }
+}
+
 impl QueryRule {
     fn flags(self) -> u8 {
         u8::from(self.strict) * STRICT + u8::from(self.wait_full_prefix) * WAIT_FULL_PREFIX
     }
 
     fn decode(name: &'static str, mode: u8, flags: u8) -> Result<Self, WireError> {
-        let value = |what, got| WireError::Value { kind: name, what, got: u64::from(got) };
-        let mode = match mode {
-            0 => QueryMode::Demand,
-            1 => QueryMode::Prepare,
-            2 => QueryMode::WarmUp,
-            other => return Err(value("mode", other)),
-        };
+        let mode = QueryMode::decode(name, mode)?;
         if flags & !(STRICT | WAIT_FULL_PREFIX) != 0 {
-            return Err(value("flags", flags));
+            return Err(WireError::Value { kind: name, what: "flags", got: u64::from(flags) });
         }
         let (strict, wait_full_prefix) = (flags & STRICT != 0, flags & WAIT_FULL_PREFIX != 0);
         Ok(Self { mode, strict, wait_full_prefix })
@@ -84,6 +90,15 @@ pub enum ToManager<'a> {
         /// What for, and what answer it takes.
         rule: QueryRule,
         /// Block hashes in prefix order.
+        hashes: &'a [Hash],
+    },
+    /// A demand for a token boundary, or a read ahead of one.
+    Recover(RecoverBody<'a>),
+    /// At which boundaries could a recovery end?
+    Candidates {
+        /// The engine holds what it needs up to here.
+        start_tokens: u32,
+        /// Hashes from the first token on.
         hashes: &'a [Hash],
     },
     /// Hand the lease out.
@@ -184,6 +199,8 @@ impl<'a> ToManager<'a> {
             Self::Hello(_) => Kind::Hello,
             Self::Attest { .. } => Kind::Attest,
             Self::Query { .. } => Kind::Query,
+            Self::Recover(_) => Kind::Recover,
+            Self::Candidates { .. } => Kind::Candidates,
             Self::Restore => Kind::Restore,
             Self::Keep(_) => Kind::Keep,
             Self::Release => Kind::Release,
@@ -210,6 +227,11 @@ impl<'a> ToManager<'a> {
                 let (deadline_ms, group) = (U32::new(deadline_ms), U16::new(group));
                 let head = QueryHead { deadline_ms, group, mode: rule.mode as u8, flags: rule.flags() };
                 out.extend_from_slice(head.as_bytes());
+                out.extend_from_slice(hashes.as_bytes());
+            }
+            Self::Recover(ref body) => body.encode(out),
+            Self::Candidates { start_tokens, hashes } => {
+                out.extend_from_slice(U32::new(start_tokens).as_bytes());
                 out.extend_from_slice(hashes.as_bytes());
             }
             Self::Keep(items) => out.extend_from_slice(items.as_bytes()),
@@ -274,6 +296,11 @@ impl<'a> ToManager<'a> {
                 let hashes = array(name, rest, MAX_HASHES)?;
                 let rule = QueryRule::decode(name, head.mode, head.flags)?;
                 Self::Query { group: head.group.get(), deadline_ms: head.deadline_ms.get(), rule, hashes }
+            }
+            Kind::Recover => Self::Recover(RecoverBody::decode(name, payload)?),
+            Kind::Candidates => {
+                let (start_tokens, hashes) = decode_candidates(name, payload)?;
+                Self::Candidates { start_tokens, hashes }
             }
             Kind::Restore => return nothing(Self::Restore),
             Kind::Keep => Self::Keep(array(name, payload, MAX_KEPT)?),

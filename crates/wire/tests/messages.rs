@@ -4,7 +4,8 @@ mod common;
 
 use common::{TO_CLIENT, TO_MANAGER, fields};
 use orbitkv_wire::{
-    Hello, HelloGroup, HelloRole, Kind, MAX_HASHES, QueryRule, Resume, ToClient, ToManager, WireError,
+    Hello, HelloGroup, HelloRole, Kind, MAX_GROUPS, MAX_HASHES, Part, QueryRule, RecoveredBody,
+    RecoveredItem, Resume, ToClient, ToManager, WireError,
 };
 use proptest::prelude::*;
 
@@ -102,6 +103,7 @@ fn hello() -> Hello {
             shard_count: 2,
             rule: "prefix".to_owned(),
         }],
+        hash_tokens: 16,
         resume: Some(Resume { session: 9, copies_ended: true }),
     }
 }
@@ -133,6 +135,32 @@ fn more_hashes_than_a_frame_holds_are_refused() {
     ToManager::Query { group: 0, deadline_ms: 0, rule: QueryRule::default(), hashes: &hashes[1..] }
         .encode(&mut payload);
     assert!(ToManager::decode(Kind::Query, &payload).is_ok());
+}
+
+#[test]
+fn ranges_that_promise_other_parts_are_refused() {
+    let range = |pages: u32, shards: u16| {
+        let (group, first_page) = (3.into(), 9.into());
+        RecoveredItem { group, shards: shards.into(), first_page, pages: pages.into() }
+    };
+    let decoded = |ranges: &[RecoveredItem], parts: usize| {
+        let (parts, mut payload) = (vec![Part::default(); parts], Vec::new());
+        ToClient::Recovered(RecoveredBody { ranges, parts: &parts }).encode(&mut payload);
+        ToClient::decode(Kind::Recovered, &payload).map(|_| ())
+    };
+    assert_eq!(decoded(&[range(2, 2), range(1, 1)], 5), Ok(()));
+    assert!(matches!(decoded(&[range(2, 2), range(1, 1)], 4), Err(WireError::Shape { .. })));
+    assert!(matches!(decoded(&[range(u32::MAX, 2)], 6), Err(WireError::Shape { .. })));
+    assert!(matches!(decoded(&[range(0, 2)], 0), Err(WireError::Value { what: "pages", .. })));
+    assert!(matches!(decoded(&[range(5, 0)], 0), Err(WireError::Value { what: "shards", .. })));
+    let many = [range(1, 1); MAX_GROUPS + 1];
+    assert!(matches!(decoded(&many, MAX_GROUPS + 1), Err(WireError::TooMany { .. })));
+    // A demand that names more ranges than its payload holds.
+    let mut payload = vec![0; 16];
+    payload[12] = 5;
+    assert!(matches!(ToManager::decode(Kind::Recover, &payload), Err(WireError::Shape { .. })));
+    payload[12] = 200;
+    assert!(matches!(ToManager::decode(Kind::Recover, &payload), Err(WireError::TooMany { .. })));
 }
 
 #[test]

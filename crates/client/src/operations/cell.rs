@@ -1,6 +1,6 @@
 //! What an engine thread polls: process memory, one atomic load.
 
-use crate::ticket::PagePart;
+use crate::ticket::{PagePart, Section};
 use crate::waiters::Waiters;
 use orbitkv_wire::WireMiss;
 use std::sync::OnceLock;
@@ -79,10 +79,29 @@ impl From<WireMiss> for MissReason {
 /// Leased pages.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    pub(crate) pages: u32,
-    pub(crate) shards: u16,
-    /// `pages × shards`, page-major.
+    /// One for a prefix; one for each cache group of a recovery.
+    pub(crate) sections: Vec<Section>,
+    /// Parts of one section after those of another, each page-major.
     pub(crate) parts: Vec<PagePart>,
+}
+
+impl Lease {
+    pub(crate) fn pages(&self) -> usize {
+        self.sections.iter().map(|section| section.pages as usize).sum()
+    }
+
+    /// Sections and parts of some of its pages: any range of a prefix, or the whole of a recovery.
+    pub(crate) fn part(&self, first: usize, count: usize) -> Option<(Vec<Section>, Vec<PagePart>)> {
+        let end = first.checked_add(count).filter(|end| count > 0 && *end <= self.pages())?;
+        match &self.sections[..] {
+            [prefix] => {
+                let (shards, pages) = (usize::from(prefix.shards), u32::try_from(count).ok()?);
+                let parts = self.parts.get(first * shards..end * shards)?.to_vec();
+                Some((vec![Section { pages, ..*prefix }], parts))
+            }
+            all => (count == self.pages()).then(|| (all.to_vec(), self.parts.clone())),
+        }
+    }
 }
 
 const PENDING: u8 = 0;

@@ -33,6 +33,7 @@ counters! {
     warm_ups,
     warm_ups_skipped,
     warmed_pages,
+    candidate_queries,
 }
 
 /// One more.

@@ -1,7 +1,8 @@
 //! What answer a query takes, and until when.
 
 use super::MissReason;
-use orbitkv_wire::{Hash, QueryMode, QueryRule};
+use super::recovery::Kept;
+use orbitkv_wire::{QueryMode, QueryRule};
 use std::time::{Duration, Instant};
 
 /// Wait for an answer without a deadline of its own: the manager's operation lifetime and a little.
@@ -40,7 +41,7 @@ impl Demand {
 /// What a claim needs to be asked again as a query of its own, until it is answered.
 #[derive(Debug)]
 pub(super) struct Again {
-    pub(super) hashes: Vec<Hash>,
+    pub(super) wants: Kept,
     pub(super) demand: Demand,
     pub(super) asked: Instant,
 }
@@ -73,7 +74,7 @@ mod tests {
     fn what_is_asked_again_has_the_time_that_is_left() {
         let asked = |passed_ms| Instant::now().checked_sub(Duration::from_millis(passed_ms)).unwrap();
         let again = |deadline_ms, passed_ms| Again {
-            hashes: Vec::new(),
+            wants: Kept::Prefix { group: 0, hashes: Vec::new() },
             demand: Demand { deadline_ms, ..Demand::default() },
             asked: asked(passed_ms),
         };

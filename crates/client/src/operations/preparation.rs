@@ -1,7 +1,8 @@
 //! One read ahead, as the engine sees it, and when it is kept or let go.
 
 use super::MissReason;
-use orbitkv_wire::{Hash, KeepItem};
+use super::recovery::Kept;
+use orbitkv_wire::KeepItem;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -36,8 +37,7 @@ pub(crate) struct PreparationCell {
     pub(super) session: u64,
     pub(super) boot: u128,
     pub(super) operation: u64,
-    pub(super) group: u16,
-    pub(super) hashes: Vec<Hash>,
+    pub(super) wants: Kept,
     begun: Instant,
     state: AtomicU8,
     reason: AtomicU8,
@@ -48,18 +48,12 @@ pub(crate) struct PreparationCell {
 }
 
 impl PreparationCell {
-    pub(super) fn pending(
-        (session, boot, operation): (u64, u128, u64),
-        group: u16,
-        hashes: &[Hash],
-        begun: Instant,
-    ) -> Self {
+    pub(super) fn pending((session, boot, operation): (u64, u128, u64), wants: Kept, begun: Instant) -> Self {
         Self {
             session,
             boot,
             operation,
-            group,
-            hashes: hashes.to_vec(),
+            wants,
             begun,
             state: AtomicU8::new(PENDING),
             reason: AtomicU8::new(0),
@@ -70,8 +64,8 @@ impl PreparationCell {
     }
 
     /// A preparation that never left this process.
-    pub(super) fn missed(group: u16, hashes: &[Hash], reason: MissReason) -> Self {
-        let cell = Self::pending((0, 0, 0), group, hashes, Instant::now());
+    pub(super) fn missed(wants: Kept, reason: MissReason) -> Self {
+        let cell = Self::pending((0, 0, 0), wants, Instant::now());
         cell.end(reason);
         cell
     }
@@ -222,8 +216,12 @@ impl Preparations {
 mod tests {
     use super::*;
 
+    fn wants() -> Kept {
+        Kept::Prefix { group: 0, hashes: vec![[1; 32]] }
+    }
+
     fn cell(operation: u64, begun: Instant) -> Arc<PreparationCell> {
-        Arc::new(PreparationCell::pending((7, 1, operation), 0, &[[1; 32]], begun))
+        Arc::new(PreparationCell::pending((7, 1, operation), wants(), begun))
     }
 
     fn polled_at(cell: &PreparationCell, after_ms: u64) {
@@ -276,7 +274,7 @@ mod tests {
         let start = Instant::now();
         let mut all = Preparations::default();
         all.insert(&cell(1, start));
-        let earlier = PreparationCell::pending((6, 1, 1), 0, &[[1; 32]], start);
+        let earlier = PreparationCell::pending((6, 1, 1), wants(), start);
         assert!(!all.take(&earlier));
         assert!(all.take(&cell(1, start)));
         assert_eq!(all.next_look(), None);

@@ -3,10 +3,11 @@
 use super::counters::count;
 use super::demand::{Again, Demand};
 use super::preparation::PreparationCell;
+use super::recovery::{Kept, Wants, ahead};
 use super::table::{Entry, MAX_LIVE, Operations, Table};
 use super::{MissReason, QueryCell};
 use crate::link::{SendError, Urgency};
-use orbitkv_wire::{Hash, MAX_HASHES, QueryMode, QueryRule, ToManager};
+use orbitkv_wire::{Hash, QueryMode, ToManager};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,25 +17,25 @@ const MAX_WARM_UPS: usize = 64;
 
 impl Operations {
     /// Begins to read ahead for one request; never blocks.
-    pub(crate) fn prepare(&self, group: u16, hashes: &[Hash]) -> Arc<PreparationCell> {
+    pub(crate) fn prepare(&self, wants: Wants<'_>) -> Arc<PreparationCell> {
         count(&self.counters.preparations);
         let mut table = self.lock();
         let full = table.preparations.is_full();
         let opened = if full {
             Err(MissReason::Limit)
         } else {
-            self.open_ahead(&mut table, group, hashes, QueryMode::Prepare)
+            self.open_ahead(&mut table, wants, QueryMode::Prepare)
         };
         match opened {
             Ok(ids) => {
-                let cell = Arc::new(PreparationCell::pending(ids, group, hashes, Instant::now()));
+                let cell = Arc::new(PreparationCell::pending(ids, wants.keep(), Instant::now()));
                 let look_at = table.preparations.insert(&cell);
                 table.look_at(look_at, &self.link);
                 cell
             }
             Err(reason) => {
                 count(&self.counters.preparations_skipped);
-                Arc::new(PreparationCell::missed(group, hashes, reason))
+                Arc::new(PreparationCell::missed(wants.keep(), reason))
             }
         }
     }
@@ -45,7 +46,8 @@ impl Operations {
         if table.warm_ups.len() >= MAX_WARM_UPS {
             return false;
         }
-        let Ok((_, _, operation)) = self.open_ahead(&mut table, group, hashes, QueryMode::WarmUp) else {
+        let wants = Wants::Prefix { group, hashes };
+        let Ok((_, _, operation)) = self.open_ahead(&mut table, wants, QueryMode::WarmUp) else {
             return false;
         };
         table.warm_ups.insert(operation);
@@ -56,18 +58,16 @@ impl Operations {
     fn open_ahead(
         &self,
         table: &mut Table,
-        group: u16,
-        hashes: &[Hash],
+        wants: Wants<'_>,
         mode: QueryMode,
     ) -> Result<(u64, u128, u64), MissReason> {
-        if hashes.is_empty() {
+        if wants.is_empty() {
             return Err(MissReason::Absent);
         }
-        if hashes.len() > MAX_HASHES || table.live.len() >= MAX_LIVE {
+        if wants.is_too_long() || table.live.len() >= MAX_LIVE {
             return Err(MissReason::Limit);
         }
-        let rule = QueryRule { mode, ..QueryRule::default() };
-        let message = ToManager::Query { group, deadline_ms: 0, rule, hashes };
+        let message = wants.message(0, ahead(mode, &wants));
         let (session, operation) = table.open(&self.link, &message)?;
         Ok((session.number, session.boot, operation))
     }
@@ -75,14 +75,15 @@ impl Operations {
     /// The request that the pages were prepared for has come: its demand is the same operation. Where that
     /// has ended, an ordinary query for the same hashes. `None` if it was claimed before.
     pub(crate) fn claim(&self, cell: &PreparationCell, deadline_ms: u32) -> Option<Arc<QueryCell>> {
-        let demand = Demand { deadline_ms, ..Demand::default() };
+        let strict = matches!(cell.wants, Kept::Recovery(..));
+        let demand = Demand { deadline_ms, strict, wait_full_prefix: false };
         cell.spend().then(|| {
             self.ask(|table| {
                 if table.preparations.take(cell) {
                     cell.end(MissReason::Released);
                     self.claim_live(table, cell, demand)
                 } else {
-                    self.open_query(table, cell.group, &cell.hashes, demand)
+                    self.open_query(table, cell.wants.wants(), demand)
                 }
             })
         })
@@ -94,16 +95,16 @@ impl Operations {
         cell: &PreparationCell,
         demand: Demand,
     ) -> Result<Arc<QueryCell>, MissReason> {
-        let (group, deadline_ms) = (cell.group, demand.deadline_ms);
-        let message = ToManager::Query { group, deadline_ms, rule: demand.rule(), hashes: &cell.hashes };
+        let wants = cell.wants.wants();
+        let message = wants.message(demand.deadline_ms, demand.rule());
         if let Err(error) = self.link.send(cell.session, (cell.operation, 1), &message, Urgency::Request) {
             self.send(cell.session, cell.operation, &ToManager::Cancel);
             return Err(error.into());
         }
         count(&self.counters.preparations_claimed);
-        let again = Again { hashes: cell.hashes.clone(), demand, asked: Instant::now() };
+        let again = Again { wants: cell.wants.clone(), demand, asked: Instant::now() };
         let ids = (cell.session, cell.boot, cell.operation);
-        Ok(self.watch(table, ids, group, demand, Some(Box::new(again))))
+        Ok(self.watch(table, ids, wants.group(), demand, Some(Box::new(again))))
     }
 
     /// The manager had ended the preparation before its claim came: asks once more, as an operation of its
@@ -114,10 +115,9 @@ impl Operations {
         let cell = Arc::clone(cell);
         table.live.remove(&operation);
         table.deadlines.remove(&(cell.deadline, operation));
-        let (group, hashes) = (cell.group, &again.hashes[..]);
         let opened = again.left_ms().and_then(|deadline_ms| {
-            let message = ToManager::Query { group, deadline_ms, rule: again.demand.rule(), hashes };
-            Ok(table.open(&self.link, &message)?)
+            let wants = again.wants.wants();
+            Ok(table.open(&self.link, &wants.message(deadline_ms, again.demand.rule()))?)
         });
         match opened {
             Ok((_, operation)) => {

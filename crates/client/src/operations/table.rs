@@ -3,10 +3,11 @@
 use super::counters::{OperationCounters, count};
 use super::demand::{Again, Demand};
 use super::preparation::Preparations;
+use super::recovery::{CandidatesCell, Wants};
 use super::{Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
 use crate::link::{Link, SendError, Session, Urgency};
-use crate::ticket::PagePart;
-use orbitkv_wire::{Hash, Header, MAX_HASHES, ToClient, ToManager};
+use crate::ticket::{PagePart, Section};
+use orbitkv_wire::{Hash, Header, ToClient, ToManager};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,7 @@ pub(super) enum Entry {
     /// The second: it is a claim that has no answer yet.
     Query(Arc<QueryCell>, Option<Box<Again>>),
     Reservation(Arc<ReservationCell>),
+    Candidates(Arc<CandidatesCell>),
     /// Every reset that the operation carries out.
     Reset(Vec<Arc<ResetCell>>),
 }
@@ -66,7 +68,7 @@ impl Operations {
 
     /// Asks for a prefix.
     pub(crate) fn query(&self, group: u16, hashes: &[Hash], demand: Demand) -> Arc<QueryCell> {
-        self.ask(|table| self.open_query(table, group, hashes, demand))
+        self.ask(|table| self.open_query(table, Wants::Prefix { group, hashes }, demand))
     }
 
     /// Sends a demand, and takes the answer if it has come by then.
@@ -90,21 +92,19 @@ impl Operations {
     pub(super) fn open_query(
         &self,
         table: &mut Table,
-        group: u16,
-        hashes: &[Hash],
+        wants: Wants<'_>,
         demand: Demand,
     ) -> Result<Arc<QueryCell>, MissReason> {
-        if hashes.is_empty() {
+        if wants.is_empty() {
             return Err(MissReason::Absent);
         }
-        if hashes.len() > MAX_HASHES || table.live.len() >= MAX_LIVE {
+        if wants.is_too_long() || table.live.len() >= MAX_LIVE {
             return Err(MissReason::Limit);
         }
-        let (deadline_ms, rule) = (demand.deadline_ms, demand.rule());
-        let message = ToManager::Query { group, deadline_ms, rule, hashes };
+        let message = wants.message(demand.deadline_ms, demand.rule());
         let (session, operation) = table.open(&self.link, &message)?;
         let ids = (session.number, session.boot, operation);
-        Ok(self.watch(table, ids, group, demand, None))
+        Ok(self.watch(table, ids, wants.group(), demand, None))
     }
 
     /// Takes up a demand that has been sent.
@@ -230,6 +230,7 @@ impl Operations {
                     self.miss(&cell, MissReason::Disconnected);
                 }
                 Entry::Reservation(cell) => cell.impossible(),
+                Entry::Candidates(cell) => cell.answer(Vec::new()),
                 Entry::Reset(cells) => table.resets.extend(cells),
             }
         }
@@ -265,7 +266,18 @@ impl Operations {
             ToClient::Ready { pages, shards, .. } if pages == 0 || shards == 0 => {
                 return Err(format!("operation {operation} is ready with no pages"));
             }
-            ToClient::Ready { pages, shards, parts } => self.ready(operation, pages, shards, parts),
+            ToClient::Ready { pages, shards, parts } => self.ready(operation, parts, |cell| {
+                vec![Section { group: cell.group, first_page: 0, pages, shards }]
+            }),
+            ToClient::Recovered(body) if body.ranges.is_empty() => {
+                return Err(format!("operation {operation} is recovered with no pages"));
+            }
+            ToClient::Recovered(body) => {
+                self.ready(operation, body.parts, |_| body.ranges.iter().map(Section::from).collect());
+            }
+            ToClient::Candidates(found) => {
+                self.candidates_found(operation, found.iter().map(|boundary| boundary.get()).collect());
+            }
             ToClient::Prepared { pages: 0 } => {
                 return Err(format!("operation {operation} is prepared with no pages"));
             }
@@ -284,14 +296,20 @@ impl Operations {
         Ok(true)
     }
 
-    fn ready(&self, operation: u64, pages: u32, shards: u16, parts: &[orbitkv_wire::Part]) {
+    fn ready(
+        &self,
+        operation: u64,
+        parts: &[orbitkv_wire::Part],
+        sections: impl FnOnce(&QueryCell) -> Vec<Section>,
+    ) {
         let mut table = self.lock();
         let Some(Entry::Query(cell, again)) = table.live.get_mut(&operation) else { return };
         *again = None;
         let cell = Arc::clone(cell);
         table.deadlines.remove(&(cell.deadline, operation));
-        let lease = Lease { pages, shards, parts: parts.iter().map(PagePart::from).collect() };
-        if cell.ready(lease) {
+        let sections = sections(&cell);
+        let pages: u32 = sections.iter().map(|section| section.pages).sum();
+        if cell.ready(Lease { sections, parts: parts.iter().map(PagePart::from).collect() }) {
             count(&self.counters.hits);
             self.counters.hits_pages.fetch_add(u64::from(pages), Ordering::Relaxed);
         }
@@ -340,6 +358,11 @@ impl Operations {
             Some(Entry::Reservation(cell)) => {
                 cell.impossible();
                 table.live.remove(&operation);
+            }
+            Some(Entry::Candidates(_)) => {
+                if let Some(Entry::Candidates(cell)) = table.live.remove(&operation) {
+                    cell.answer(Vec::new());
+                }
             }
             // A reset that is refused is asked for again on the next connection.
             Some(Entry::Reset(_)) => {

@@ -2,10 +2,10 @@
 
 use crate::clock::monotonic_us;
 use crate::operations::{
-    MissReason, Operations, PreparationCell, PreparationState, QueryCell, QueryState, ReservationCell,
-    ResetCell,
+    CandidatesCell, Lease, MissReason, Operations, PreparationCell, PreparationState, QueryCell, QueryState,
+    ReservationCell, ResetCell,
 };
-use crate::ticket::{PagePart, Ticket, TicketKind};
+use crate::ticket::{PagePart, Section, Ticket, TicketKind};
 use crate::{ClientError, GrantStatus};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,14 @@ impl Query {
     /// Pages of the leased prefix; zero unless ready.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.cell.lease().map_or(0, |lease| lease.pages as usize)
+        self.cell.lease().map_or(0, Lease::pages)
+    }
+
+    /// Leased pages by cache group: one section for a prefix, one for each group of a recovery; none unless
+    /// ready.
+    #[must_use]
+    pub fn sections(&self) -> &[Section] {
+        self.cell.lease().map_or(&[], |lease| &lease.sections)
     }
 
     /// Why there are none.
@@ -45,38 +52,34 @@ impl Query {
         if self.poll() == QueryState::Miss { self.cell.reason() } else { None }
     }
 
-    /// Hands pages `first .. first + count` to the workers: the ticket for their `restore`. At most once.
+    /// Hands pages `first .. first + count` to the workers: the ticket for their `restore`. At most once. A
+    /// recovery is handed over as a whole.
     ///
     /// # Errors
-    /// A range outside the lease; a query that is not ready, or whose connection was lost.
+    /// A range outside the lease, or a part of a recovery; a query that is not ready, or whose connection was lost.
     pub fn restore(&self, first: usize, count: usize) -> Result<Ticket, ClientError> {
         let not_ready = || ClientError::NotReady { state: self.cell.describe() };
         let lease = self.cell.lease().ok_or_else(not_ready)?;
-        let pages = lease.pages as usize;
-        let end = first.checked_add(count).filter(|end| count > 0 && *end <= pages);
-        let Some(end) = end else {
+        let Some((sections, parts)) = lease.part(first, count) else {
             let got = format!("{first} and {count} more");
-            return Err(ClientError::value(
-                "first and count",
-                got,
-                format!("inside the {pages} leased pages"),
-            ));
+            let want = match &lease.sections[..] {
+                [_] => format!("inside the {} leased pages", lease.pages()),
+                _ => format!("0 and {}, all pages of the recovery", lease.pages()),
+            };
+            return Err(ClientError::value("first and count", got, want));
         };
         // Before the manager is told: the worker compares it with the beginning of its own session.
         let issued_us = monotonic_us();
         if !self.operations.hand_out(&self.cell) {
             return Err(not_ready());
         }
-        let shards = usize::from(lease.shards);
-        let parts = lease.parts.get(first * shards..end * shards).unwrap_or_default().to_vec();
         Ok(Ticket {
             kind: TicketKind::Restore,
             boot: self.cell.boot,
             scheduler: self.cell.session,
             operation: self.cell.operation(),
             revision: 1,
-            group: self.cell.group,
-            shards: lease.shards,
+            sections,
             issued_us,
             hashes: Vec::new(),
             parts,
@@ -92,6 +95,38 @@ impl Query {
 impl Drop for Query {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+/// A question where a recovery could end.
+pub struct Candidates {
+    operation: u64,
+    cell: Arc<CandidatesCell>,
+    operations: Arc<Operations>,
+}
+
+impl Candidates {
+    pub(crate) fn new((operation, cell): (u64, Arc<CandidatesCell>), operations: Arc<Operations>) -> Self {
+        Self { operation, cell, operations }
+    }
+
+    /// Tokens at which a recovery could end, ascending; `None` while there is no answer. Without a manager,
+    /// and when the question is refused, there are none. Nothing is leased for them.
+    #[must_use]
+    pub fn poll(&self) -> Option<&[u32]> {
+        self.cell.boundaries()
+    }
+
+    /// As [`Self::poll`], after a wait of at most `timeout` for the answer.
+    #[must_use]
+    pub fn wait(&self, timeout: Duration) -> Option<&[u32]> {
+        self.cell.wait(timeout)
+    }
+}
+
+impl Drop for Candidates {
+    fn drop(&mut self) {
+        self.operations.drop_candidates(self.operation, &self.cell);
     }
 }
 
@@ -196,8 +231,12 @@ impl Reservation {
             scheduler: self.cell.session,
             operation: self.cell.operation,
             revision: 1,
-            group: self.cell.group,
-            shards: grants.map_or(1, |g| g.shards),
+            sections: vec![Section {
+                group: self.cell.group,
+                first_page: 0,
+                pages: u32::try_from(hashes.len()).unwrap_or(u32::MAX),
+                shards: grants.map_or(1, |g| g.shards),
+            }],
             issued_us: self.cell.issued_us,
             hashes,
             parts,

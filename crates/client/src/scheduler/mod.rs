@@ -2,12 +2,13 @@
 
 mod handles;
 
-pub use handles::{Preparation, Query, Reservation, Reset};
+pub use handles::{Candidates, Preparation, Query, Reservation, Reset};
 
 use crate::link::{Fds, Handler, Link, LinkThread, Session};
-use crate::operations::{Demand, Operations};
+use crate::operations::{Demand, Operations, RecoveryDemand, Wants};
 use crate::registration::Registration;
 use crate::{ClientError, Hash};
+use orbitkv_contract::Contract;
 use orbitkv_wire::{Header, HelloRole, MAX_HASHES, Resume, ToClient};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,6 +19,7 @@ pub struct SchedulerClient {
     shared: Arc<Shared>,
     thread: Mutex<LinkThread>,
     groups: Vec<u16>,
+    contract: Contract,
 }
 
 /// What the connection's thread sees.
@@ -35,6 +37,7 @@ impl SchedulerClient {
     /// # Errors
     /// A registration that cannot be, or a system that gives no thread.
     pub fn new(registration: &Registration) -> Result<Self, ClientError> {
+        let contract = registration.contract()?;
         let link = Arc::new(Link::new(registration, HelloRole::Scheduler, 0)?);
         let shared = Arc::new(Shared {
             operations: Arc::new(Operations::new(Arc::clone(&link))),
@@ -45,7 +48,7 @@ impl SchedulerClient {
         let handler: Arc<dyn Handler> = Arc::clone(&shared) as Arc<dyn Handler>;
         let thread = Mutex::new(link.start(handler)?);
         let groups = registration.groups.iter().map(|g| g.group).collect();
-        Ok(Self { shared, thread, groups })
+        Ok(Self { shared, thread, groups, contract })
     }
 
     /// Whether every rank is connected to the same manager and its self-test passed. One atomic load.
@@ -99,8 +102,48 @@ impl SchedulerClient {
     /// A group that is not registered.
     pub fn prepare(&self, group: u16, hashes: &[Hash]) -> Result<Preparation, ClientError> {
         self.check_group(group)?;
-        let cell = self.shared.operations.prepare(group, hashes);
+        let cell = self.shared.operations.prepare(Wants::Prefix { group, hashes });
         Ok(Preparation::new(cell, Arc::clone(&self.shared.operations)))
+    }
+
+    /// The pages of each cache group that the engine must restore to go on at `end_tokens` when it holds what
+    /// it needs at `start_tokens`, as its recovery contract says: the demand for them.
+    ///
+    /// # Errors
+    /// An empty span, tokens that are no boundaries, or more of them than the hashes cover.
+    pub fn recovery(
+        &self,
+        start_tokens: u32,
+        end_tokens: u32,
+        hashes: &[Hash],
+    ) -> Result<RecoveryDemand, ClientError> {
+        let ranges = self.contract.required_ranges(start_tokens, end_tokens, hashes.len())?;
+        Ok(RecoveryDemand { start_tokens, end_tokens, ranges, hashes: hashes.to_vec() })
+    }
+
+    /// Asks at which boundaries after `start_tokens` a recovery could end now; never blocks. Nothing is read
+    /// or leased for it, so what it says may have changed when the recovery is asked for.
+    #[must_use]
+    pub fn candidates(&self, start_tokens: u32, hashes: &[Hash]) -> Candidates {
+        let asked = self.shared.operations.candidates(start_tokens, hashes);
+        Candidates::new(asked, Arc::clone(&self.shared.operations))
+    }
+
+    /// Asks for all pages of a boundary: it is ready with all of them, or a miss; never blocks. When not
+    /// connected or over a limit it is a miss at once. `deadline_ms` as in [`Self::query`].
+    #[must_use]
+    pub fn read_recovery(&self, demand: &RecoveryDemand, deadline_ms: u32) -> Query {
+        let cell = self.shared.operations.recover(demand, deadline_ms);
+        Query::new(cell, Arc::clone(&self.shared.operations))
+    }
+
+    /// Reads all pages of a boundary ahead, for one request that will claim them; never blocks. Only the same
+    /// demand claims them. When not connected or over a limit it is a miss at once.
+    #[must_use]
+    pub fn prepare_recovery(&self, demand: &RecoveryDemand) -> Preparation {
+        let items = demand.items();
+        let cell = self.shared.operations.prepare(Wants::Recovery(demand, &items));
+        Preparation::new(cell, Arc::clone(&self.shared.operations))
     }
 
     /// Asks that pages be brought into memory, for nobody in particular; never blocks. True if the manager

@@ -1,7 +1,7 @@
 //! A ticket and engine blocks become a restore or a save, if they fit each other.
 
 use super::Core;
-use super::load::LoadJob;
+use super::load::{LoadJob, LoadSection};
 use super::save::{SaveGroup, SavePage};
 use super::state::Admission;
 use super::{Load, Save};
@@ -19,15 +19,18 @@ impl Core {
         blocks: &[u32],
         probe: bool,
     ) -> Result<Load, ClientError> {
-        let layout = self.check_ticket(ticket, TicketKind::Restore, blocks, probe)?;
-        let mut seen = HashSet::with_capacity(blocks.len());
-        if let Some(twice) = blocks.iter().find(|block| !seen.insert(**block)) {
-            return Err(ClientError::value("block", twice, "given once: two pages would land in it"));
+        let sections = self.check_ticket(ticket, TicketKind::Restore, blocks, probe)?;
+        for section in &sections {
+            let blocks = &blocks[section.pages.clone()];
+            let mut seen = HashSet::with_capacity(blocks.len());
+            if let Some(twice) = blocks.iter().find(|block| !seen.insert(**block)) {
+                return Err(ClientError::value("block", twice, "given once: two pages would land in it"));
+            }
         }
-        let parts = self.own_parts(ticket);
+        let parts = ticket.parts_of(self.rank);
         let (job, admission) = self
             .work
-            .accept_load(ticket, probe, |origin| LoadJob::new(origin, layout, blocks.to_vec(), parts))?;
+            .accept_load(ticket, probe, |origin| LoadJob::new(origin, sections, blocks.to_vec(), parts))?;
         match admission {
             Admission::Accepted(_) => self.work.signal.raise(),
             Admission::Stale => {
@@ -50,17 +53,21 @@ impl Core {
         blocks: &[u32],
         probe: bool,
     ) -> Result<Save, ClientError> {
-        let layout = self.check_ticket(ticket, TicketKind::Save, blocks, probe)?;
+        let sections = self.check_ticket(ticket, TicketKind::Save, blocks, probe)?;
+        let [LoadSection { layout, .. }] = &sections[..] else {
+            let got = ticket.sections.len() as u64;
+            return Err(TicketError::Value { what: "number of cache groups of a save", got }.into());
+        };
         // With fewer shards than ranks, the first ranks write and the others only read.
-        if !probe && self.rank >= ticket.shards {
+        if !probe && ticket.sections.iter().any(|section| self.rank >= section.shards) {
             return Ok(Save::new(Arc::default()));
         }
-        let parts = self.own_parts(ticket);
+        let parts = ticket.parts_of(self.rank);
         let group = Arc::new(SaveGroup::new(blocks.len()));
         let admission = self.work.accept_save(ticket, probe, blocks.len(), |origin| {
             let pages = blocks.iter().zip(&ticket.hashes).zip(&parts);
             let page = |((block, hash), part): ((&u32, &Hash), &PagePart)| {
-                SavePage::new(origin, &layout, (*block, *hash, *part), &group)
+                SavePage::new(origin, layout, (*block, *hash, *part), &group)
             };
             pages.map(page).collect()
         })?;
@@ -81,36 +88,41 @@ impl Core {
         }
     }
 
-    /// Checks that a ticket and blocks fit each other and the layout, which is returned.
+    /// Checks that a ticket and blocks fit each other and the layouts of its groups, which are returned.
     fn check_ticket(
         &self,
         ticket: &Ticket,
         kind: TicketKind,
         blocks: &[u32],
         probe: bool,
-    ) -> Result<Arc<KvLayout>, ClientError> {
-        let (layout, group) = if probe { (&self.scratch, PROBE_GROUP) } else { (&self.layout, self.group) };
+    ) -> Result<Vec<LoadSection>, ClientError> {
         if ticket.kind != kind {
             return Err(TicketError::Kind { got: ticket.kind }.into());
-        }
-        if ticket.group != group {
-            return Err(TicketError::Value { what: "cache group", got: u64::from(ticket.group) }.into());
         }
         if blocks.len() != ticket.pages() {
             let want = format!("{}, one for each page of the ticket", ticket.pages());
             return Err(ClientError::value("number of blocks", blocks.len(), want));
         }
-        let count = layout.num_blocks();
-        match blocks.iter().find(|block| **block as usize >= count) {
-            Some(block) => Err(ClientError::value("block", block, format!("below {count}"))),
-            None => Ok(Arc::clone(layout)),
+        let mut sections = Vec::with_capacity(ticket.sections.len());
+        let mut start = 0;
+        for section in &ticket.sections {
+            let layout = self.layout_of(section.group, probe).ok_or_else(|| {
+                ClientError::from(TicketError::Value { what: "cache group", got: u64::from(section.group) })
+            })?;
+            let (count, end) = (layout.num_blocks(), start + section.pages as usize);
+            if let Some(block) = blocks[start..end].iter().find(|block| **block as usize >= count) {
+                return Err(ClientError::value("block", block, format!("below {count}")));
+            }
+            sections.push(LoadSection { layout: Arc::clone(layout), pages: start..end });
+            start = end;
         }
+        Ok(sections)
     }
 
-    /// This rank's part of each page.
-    fn own_parts(&self, ticket: &Ticket) -> Vec<PagePart> {
-        let shards = usize::from(ticket.shards.max(1));
-        let own = usize::from(self.rank) % shards;
-        ticket.parts.iter().skip(own).step_by(shards).copied().collect()
+    fn layout_of(&self, group: u16, probe: bool) -> Option<&Arc<KvLayout>> {
+        if probe {
+            return (group == PROBE_GROUP).then_some(&self.scratch);
+        }
+        self.layouts.iter().find(|(known, _)| *known == group).map(|(_, layout)| layout)
     }
 }

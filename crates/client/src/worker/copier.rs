@@ -1,6 +1,6 @@
 //! The copy thread: takes accepted copies, drives the engine, and tells the manager how they ended.
 
-use super::load::LoadJob;
+use super::load::{LoadJob, LoadSection};
 use super::save::SavePage;
 use super::state::{Origin, Segment, Work};
 use super::stats::{add, add_since};
@@ -8,7 +8,9 @@ use super::verify::Verifier;
 use crate::hooks;
 use crate::link::Urgency;
 use crate::ticket::PagePart;
-use orbitkv_copy::{CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, PagePair, page_crc64};
+use orbitkv_copy::{
+    CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, KvLayout, PagePair, page_crc64,
+};
 use orbitkv_shm::Region;
 use orbitkv_wire::ToManager;
 use std::collections::HashMap;
@@ -116,7 +118,7 @@ impl Copier {
             let landed = job.blocks.len() as u64 - failures;
             add(&stats.failed_pages, failures);
             add(&stats.restored_pages, landed);
-            add(&stats.restored_bytes, landed * job.layout.page_bytes() as u64);
+            add(&stats.restored_bytes, job.landed_bytes());
             add_since(&stats.restore_us, job.accepted);
         }
         // First the books, then the message: whoever hears of the end may look at the counters.
@@ -190,27 +192,35 @@ impl Copier {
 
     fn start_load(&mut self, job: &Arc<LoadJob>) {
         let fault = hooks::switch(hooks::RESTORE_FAULT);
-        let (mut pages, mut pairs) = (Vec::new(), Vec::new());
         let segments = self.work.segments_of(job.origin, &job.parts);
-        for (i, ((&block, part), segment)) in job.blocks.iter().zip(&job.parts).zip(segments).enumerate() {
-            match segment.and_then(|segment| self.source(job, part, segment)) {
-                Some((memory, offset)) => {
-                    pages.push(i);
-                    pairs.push(PagePair { block: block as usize, memory, offset });
+        let (mut pages, mut groups) = (Vec::new(), Vec::new());
+        for LoadSection { layout, pages: places } in &job.sections {
+            let mut pairs = Vec::with_capacity(places.len());
+            for i in places.clone() {
+                let segment = segments[i].clone();
+                match segment.and_then(|segment| self.source(job, layout, &job.parts[i], segment)) {
+                    Some((memory, offset)) => {
+                        pages.push(i);
+                        pairs.push(PagePair { block: job.blocks[i] as usize, memory, offset });
+                    }
+                    None => job.fail(i),
                 }
-                None => job.fail(i),
+            }
+            match fault.as_deref() {
+                Some("skip") => pairs.clear(),
+                Some("zero") => zero_sources(&mut pairs, layout.page_bytes()),
+                _ => {}
+            }
+            if !pairs.is_empty() {
+                groups.push((layout, pairs));
             }
         }
-        match fault.as_deref() {
-            Some("skip") => pairs.clear(),
-            Some("zero") => zero_sources(&mut pairs, job.layout.page_bytes()),
-            _ => {}
-        }
-        if pairs.is_empty() {
+        if groups.is_empty() {
             self.finish_load(job);
             return;
         }
-        let made = CopyJob::between(self.take_id(), CopyDirection::Restore, &job.layout, &pairs);
+        let groups: Vec<_> = groups.iter().map(|(layout, pairs)| (&***layout, &pairs[..])).collect();
+        let made = CopyJob::between_groups(self.take_id(), CopyDirection::Restore, &groups);
         let Ok(copy) = made else {
             job.fail_all();
             self.finish_load(job);
@@ -227,8 +237,14 @@ impl Copier {
     }
 
     /// Where a page comes from, if it may be restored.
-    fn source(&mut self, job: &LoadJob, part: &PagePart, segment: Segment) -> Option<(Arc<Region>, usize)> {
-        let page_bytes = job.layout.page_bytes();
+    fn source(
+        &mut self,
+        job: &LoadJob,
+        layout: &KvLayout,
+        part: &PagePart,
+        segment: Segment,
+    ) -> Option<(Arc<Region>, usize)> {
+        let page_bytes = layout.page_bytes();
         let offset = segment.payload(part.index, page_bytes)?;
         // The self-test must not depend on luck, nor move the sample.
         if job.origin.probe || self.verifier.selects() {

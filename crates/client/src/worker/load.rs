@@ -4,15 +4,24 @@ use super::state::{Origin, Work};
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
 use orbitkv_copy::{KvLayout, Progress, WaitOutcome};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Pages of one cache group.
+#[derive(Clone, Debug)]
+pub(crate) struct LoadSection {
+    pub(crate) layout: Arc<KvLayout>,
+    /// Their places among all pages of the restore.
+    pub(crate) pages: Range<usize>,
+}
 
 /// What handle and copy thread share of a restore.
 #[derive(Debug)]
 pub(crate) struct LoadJob {
     pub(crate) origin: Origin,
-    pub(crate) layout: Arc<KvLayout>,
+    pub(crate) sections: Vec<LoadSection>,
     pub(crate) blocks: Vec<u32>,
     /// This rank's part of each page.
     pub(crate) parts: Vec<PagePart>,
@@ -29,11 +38,17 @@ pub(crate) struct LoadJob {
 }
 
 impl LoadJob {
-    pub(crate) fn new(origin: Origin, layout: Arc<KvLayout>, blocks: Vec<u32>, parts: Vec<PagePart>) -> Self {
+    /// The sections cover all blocks.
+    pub(crate) fn new(
+        origin: Origin,
+        sections: Vec<LoadSection>,
+        blocks: Vec<u32>,
+        parts: Vec<PagePart>,
+    ) -> Self {
         let failed = Mutex::new(vec![false; blocks.len()]);
         Self {
             origin,
-            layout,
+            sections,
             blocks,
             parts,
             accepted: Instant::now(),
@@ -48,7 +63,15 @@ impl LoadJob {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.blocks.len() as u64 * self.layout.page_bytes() as u64
+        let of = |s: &LoadSection| s.pages.len() as u64 * s.layout.page_bytes() as u64;
+        self.sections.iter().map(of).sum()
+    }
+
+    /// Bytes of the pages that have landed.
+    pub(crate) fn landed_bytes(&self) -> u64 {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let landed = |s: &LoadSection| failed[s.pages.clone()].iter().filter(|failed| !**failed).count();
+        self.sections.iter().map(|s| landed(s) as u64 * s.layout.page_bytes() as u64).sum()
     }
 
     pub(crate) fn wants_abort(&self) -> bool {
@@ -120,7 +143,8 @@ impl Load {
         self.job.has_ended()
     }
 
-    /// Waits until regions 0 to `layer` of all pages have landed; false on timeout or if any page fails.
+    /// Waits until regions 0 to `layer` of all pages have landed, counted over the layouts of all cache groups
+    /// of the ticket, one after the other; false on timeout or if any page fails.
     #[must_use]
     pub fn wait_layer(&self, layer: usize, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;

@@ -38,8 +38,10 @@ pub struct WorkerConfig {
     pub registration: Registration,
     /// Its tensor-parallel rank.
     pub rank: u16,
-    /// KV memory.
+    /// KV memory of the first cache group.
     pub layout: Arc<KvLayout>,
+    /// KV memory of further groups, by their number: different memory.
+    pub more_layouts: Vec<(u16, Arc<KvLayout>)>,
     /// Memory of the same page bytes and at least two blocks that no request uses.
     pub scratch: Arc<KvLayout>,
     /// Whether the adapter's own probe of `layout` passed.
@@ -73,11 +75,11 @@ struct Core {
     operations: Arc<Operations>,
     attach: Attach,
     self_test: Mutex<SelfTest>,
-    layout: Arc<KvLayout>,
+    /// KV memory by cache group.
+    layouts: Vec<(u16, Arc<KvLayout>)>,
     scratch: Arc<KvLayout>,
     layout_probe_passed: bool,
     rank: u16,
-    group: u16,
 }
 
 struct Threads {
@@ -122,16 +124,16 @@ impl WorkerClient {
         let engine = make(Arc::new(move || wakes.signal.raise()))?;
         let link = Arc::clone(&work.link);
         let copier = Copier::new(Arc::clone(&work), engine, Verifier::new(config.verify_restore));
+        let first = config.registration.groups.first().map_or(0, |g| g.group);
         let core = Arc::new(Core {
             operations: Arc::new(Operations::new(Arc::clone(&link))),
             work,
             attach: Attach::default(),
             self_test: Mutex::new(SelfTest::Pending),
-            layout: config.layout,
+            layouts: std::iter::once((first, config.layout)).chain(config.more_layouts).collect(),
             scratch: config.scratch,
             layout_probe_passed: config.layout_probe_passed,
             rank: config.rank,
-            group: config.registration.groups.first().map_or(0, |g| g.group),
         });
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new()
@@ -298,8 +300,19 @@ fn check(config: &WorkerConfig) -> Result<(), ClientError> {
     if config.rank >= world_size {
         return Err(ClientError::value("rank", config.rank, format!("below the world size {world_size}")));
     }
-    let page_bytes = config.registration.groups.first().map_or(0, |g| g.page_bytes);
-    for (name, layout) in [("layout", &config.layout), ("scratch", &config.scratch)] {
+    let groups = &config.registration.groups;
+    let page_bytes = groups.first().map_or(0, |g| g.page_bytes);
+    let mut layouts = vec![("layout", page_bytes, &config.layout), ("scratch", page_bytes, &config.scratch)];
+    for (i, (group, layout)) in config.more_layouts.iter().enumerate() {
+        let Some(spec) = groups.iter().skip(1).find(|g| g.group == *group) else {
+            return Err(ClientError::value("group", group, "registered, and not the first one"));
+        };
+        if config.more_layouts[..i].iter().any(|(other, _)| other == group) {
+            return Err(ClientError::value("group", group, "given one layout"));
+        }
+        layouts.push(("layout", spec.page_bytes, layout));
+    }
+    for (name, page_bytes, layout) in layouts {
         if layout.page_bytes() as u64 != page_bytes {
             let got = format!("a page of {} bytes", layout.page_bytes());
             return Err(ClientError::value(name, got, format!("the registered {page_bytes} bytes")));

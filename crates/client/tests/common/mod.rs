@@ -3,7 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use orbitkv_client::{
-    GroupSpec, PagePart, Registration, SchedulerClient, Ticket, TicketKind, Verify, WorkerClient,
+    GroupSpec, PagePart, Registration, SchedulerClient, Section, Ticket, TicketKind, Verify, WorkerClient,
     WorkerConfig,
 };
 use orbitkv_copy::{KvLayout, KvRegion, crc64};
@@ -75,6 +75,7 @@ impl Manager {
             namespace: "b".repeat(64),
             world_size: 1,
             groups: vec![group],
+            hash_tokens: 0,
         }
     }
 
@@ -125,6 +126,7 @@ impl Manager {
             registration: self.registration(),
             rank: 0,
             layout: Arc::clone(&kv.layout),
+            more_layouts: Vec::new(),
             scratch: Arc::clone(&scratch.layout),
             layout_probe_passed,
             copy_threads: 2,
@@ -341,14 +343,14 @@ impl Pool {
 
     pub(crate) fn restore_ticket(&self, slots: &[u32]) -> Ticket {
         let part = |slot: &u32| PagePart { segment: 0, index: *slot, generation: 1, crc: self.crc(*slot) };
-        Ticket { parts: slots.iter().map(part).collect(), ..ticket(TicketKind::Restore) }
+        Ticket { parts: slots.iter().map(part).collect(), ..ticket(TicketKind::Restore, slots.len()) }
     }
 }
 
 pub(crate) fn save_ticket(slots: &[u32]) -> Ticket {
     let part = |slot: &u32| PagePart { segment: 0, index: *slot, generation: 1, crc: 0 };
     let hashes = slots.iter().map(|slot| hash(*slot)).collect();
-    Ticket { hashes, parts: slots.iter().map(part).collect(), ..ticket(TicketKind::Save) }
+    Ticket { hashes, parts: slots.iter().map(part).collect(), ..ticket(TicketKind::Save, slots.len()) }
 }
 
 pub(crate) fn hash(number: u32) -> [u8; 32] {
@@ -357,15 +359,19 @@ pub(crate) fn hash(number: u32) -> [u8; 32] {
     hash
 }
 
-fn ticket(kind: TicketKind) -> Ticket {
+/// Pages of the first group, in one shard.
+pub(crate) fn section(group: u16, pages: usize) -> Section {
+    Section { group, first_page: 0, pages: u32::try_from(pages).unwrap(), shards: 1 }
+}
+
+fn ticket(kind: TicketKind, pages: usize) -> Ticket {
     Ticket {
         kind,
         boot: BOOT,
         scheduler: SCHEDULER,
         operation: 1,
         revision: 1,
-        group: 0,
-        shards: 1,
+        sections: vec![section(0, pages)],
         issued_us: now_us(),
         hashes: Vec::new(),
         parts: Vec::new(),

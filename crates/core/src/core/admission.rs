@@ -29,17 +29,18 @@ pub(super) struct Hits {
 
 impl Core {
     /// First look at a new demand: answered now, or queued.
-    pub(super) fn admit_new(&mut self, ticket: Ticket, shape: Shape, effects: &mut Vec<Effect>) {
+    pub(super) fn admit_new(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
-        let (instance, asked) = (op.instance, (op.group, op.hashes.len()));
-        let hits = self.survey(op, shape);
+        let (instance, asked) = (op.instance, op.asked());
+        let hits = self.survey(op);
+        let bytes = op.wanted.bytes(hits.len);
         if hits.len == 0 || self.falls_short(ticket, hits.len) {
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Absent, effects);
         }
-        match self.fit(instance, shape.page_bytes() * hits.len as u64) {
+        match self.fit(instance, bytes) {
             Fit::Now if self.queue.is_empty() => {
                 self.mark(Mark::AdmittedAtOnce);
                 self.admit(ticket, hits, effects);
@@ -47,41 +48,44 @@ impl Core {
                     self.push_state(ticket, effects);
                 }
             }
-            Fit::Never => self.bypass(ticket, shape, (hits, asked), effects),
+            Fit::Never => self.bypass(ticket, hits, asked, effects),
             Fit::Now | Fit::Later { .. } => self.enqueue(ticket),
         }
     }
 
     /// The longest prefix that can be had: from DRAM, or by reads.
-    pub(super) fn survey(&self, op: &Operation, shape: Shape) -> Hits {
-        let most = self.config.parts_per_answer / usize::from(shape.shards).max(1);
-        let resident = self.index.prefix(Self::keys(op), most);
-        let known = |key: &PageKey| {
-            self.stored.contains(key)
-                || self.index.reading.contains_key(key)
-                || self.index.sealed(key).is_some()
-        };
+    pub(super) fn survey(&self, op: &Operation) -> Hits {
+        let keys = || op.wanted.keys(op.namespace);
+        // What fits an answer; a recovery was refused if it does not.
+        let shards = op.wanted.spans.first().map_or(1, |span| usize::from(span.shards));
+        let most = if op.wanted.recovery { usize::MAX } else { self.config.parts_per_answer / shards };
+        let resident = self.index.prefix(keys(), most);
         let len = match self.stored.len() + self.reads.len() {
             0 => resident.len(),
             _ => {
-                let rest = Self::keys(op).take(most).skip(resident.len());
-                resident.len() + rest.take_while(known).count()
+                let rest = keys().take(most).skip(resident.len());
+                resident.len() + rest.take_while(|key| self.obtainable(key)).count()
             }
         };
         Hits { resident, len }
     }
 
+    /// Whether a page is in memory, or could be read.
+    pub(super) fn obtainable(&self, key: &PageKey) -> bool {
+        self.stored.contains(key) || self.index.reading.contains_key(key) || self.index.sealed(key).is_some()
+    }
+
     /// Whether a strict demand would not get all it asks for.
     fn falls_short(&mut self, ticket: Ticket, len: usize) -> bool {
-        let short = self.operations.get(&ticket).is_some_and(|op| op.strict && len < op.hashes.len());
+        let short = self.operations.get(&ticket).is_some_and(|op| op.strict && len < op.wanted.len());
         if short {
             self.mark(Mark::StrictMiss);
         }
         short
     }
 
-    pub(super) fn shape_for(&self, op: &Operation) -> Option<Shape> {
-        self.instances.get(&op.instance)?.shape(op.group)
+    pub(super) fn shape_for(&self, op: &Operation, group: GroupId) -> Option<Shape> {
+        self.instances.get(&op.instance)?.shape(group)
     }
 
     /// Whether bytes can be had now without overtaking anybody.
@@ -100,13 +104,7 @@ impl Core {
     }
 
     /// A demand larger than its budget is answered at once with the prefix that fits.
-    fn bypass(
-        &mut self,
-        ticket: Ticket,
-        shape: Shape,
-        (mut hits, asked): (Hits, (GroupId, usize)),
-        effects: &mut Vec<Effect>,
-    ) {
+    fn bypass(&mut self, ticket: Ticket, mut hits: Hits, asked: (GroupId, usize), effects: &mut Vec<Effect>) {
         self.counters.budget_bypasses += 1;
         self.mark(Mark::Bypassed);
         let Some(op) = self.operations.get(&ticket) else {
@@ -114,13 +112,13 @@ impl Core {
         };
         let own_limit = self.config.query_instance_budget_bytes;
         let own = own_limit.saturating_sub(self.ledger.instance_bytes(op.instance));
-        let pages = own.min(self.ledger.free_bytes()) / shape.page_bytes();
+        let pages = op.wanted.fitting(own.min(self.ledger.free_bytes()));
         if pages == 0 || op.strict || !self.queue.is_empty() {
             self.mark(Mark::BypassedToNothing);
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Budget, effects);
         }
-        hits.len = hits.len.min(usize::try_from(pages).unwrap_or(usize::MAX));
+        hits.len = hits.len.min(pages);
         hits.resident.truncate(hits.len);
         self.admit(ticket, hits, effects);
     }
@@ -159,22 +157,19 @@ impl Core {
             let Some(op) = self.operations.get(&ticket) else {
                 continue;
             };
-            let (instance, group) = (op.instance, op.group);
-            let asked = (group, op.hashes.len());
+            let (instance, asked) = (op.instance, op.asked());
             if blocked.contains(&instance) {
                 continue;
             }
-            let Some(shape) = self.shape_for(op) else {
-                continue;
-            };
-            let hits = self.survey(op, shape);
+            let hits = self.survey(op);
+            let bytes = op.wanted.bytes(hits.len);
             if hits.len == 0 || self.falls_short(ticket, hits.len) {
                 self.leave_queue(ticket);
                 self.drop_operation(ticket);
                 self.push_miss(ticket, asked, MissReason::Absent, effects);
                 continue;
             }
-            match self.fit(instance, shape.page_bytes() * hits.len as u64) {
+            match self.fit(instance, bytes) {
                 Fit::Now => {
                     self.mark(Mark::AdmittedLater);
                     self.leave_queue(ticket);
@@ -188,7 +183,7 @@ impl Core {
                 Fit::Later { instance_only: false } => break,
                 Fit::Never => {
                     self.leave_queue(ticket);
-                    self.bypass(ticket, shape, (hits, asked), effects);
+                    self.bypass(ticket, hits, asked, effects);
                 }
             }
         }
@@ -208,7 +203,7 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let bytes = op.page_bytes * hits.len as u64;
+        let bytes = op.wanted.bytes(hits.len);
         let instance = op.instance;
         op.charge = Some((Account::Preparing, bytes));
         self.move_phase(ticket, Trigger::Admit);
@@ -235,12 +230,12 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let bytes = op.page_bytes * pages.len() as u64;
-        let (instance, group, asked) = (op.instance, op.group, op.hashes.len());
+        let bytes = op.wanted.bytes(pages.len());
+        let (instance, (group, asked)) = (op.instance, op.asked());
         self.counters.answer(group, asked, (pages.len() - read, read));
         op.charge = Some((Account::Ready, bytes));
         op.pages = pages;
-        op.hashes = Vec::new();
+        op.wanted.hashes = Vec::new();
         self.set_timer(ticket, expires_at);
         let (from, to) = (Side::Held(instance, Account::Preparing), Side::Held(instance, Account::Ready));
         self.ledger.transfer(from, to, bytes);

@@ -31,10 +31,7 @@ impl Core {
     }
 
     fn audit_ledger(&self) -> Finding {
-        let owned = |op: &Operation| {
-            op.charge.map_or(0, |(_, bytes)| bytes) + op.page_bytes * u64::from(op.lingering)
-        };
-        let charged: u64 = self.operations.values().map(owned).sum();
+        let charged: u64 = self.operations.values().map(Operation::bytes).sum();
         let reserved = self.ledger.reserved_bytes();
         ensure(self.ledger.balanced(), || "ledger accounts do not add up".into())?;
         ensure(charged == reserved, || format!("operations own {charged} bytes, the ledger {reserved}"))?;
@@ -153,22 +150,25 @@ impl Core {
             parts.iter().flatten().filter_map(|p| self.slots.get(p.slot)).filter(|s| of(s)).count()
         };
         let mut waiting: BTreeMap<Ticket, usize> = BTreeMap::new();
-        let mut lingering: BTreeMap<Ticket, usize> = BTreeMap::new();
+        let mut lingering: BTreeMap<Ticket, (u32, u64)> = BTreeMap::new();
         for (&id, reading) in &self.reads {
             let slots = in_state(id, &|slot| slot.state == SlotState::Reading);
             ensure(slots == reading.pending, || {
                 format!("{id:?} waits for {} reads, has {slots}", reading.pending)
             })?;
             reading.waiters.iter().for_each(|ticket| *waiting.entry(*ticket).or_default() += 1);
-            reading.lingerers.iter().for_each(|ticket| *lingering.entry(*ticket).or_default() += 1);
+            for (ticket, bytes) in &reading.lingerers {
+                let (reads, owed) = lingering.entry(*ticket).or_default();
+                (*reads, *owed) = (*reads + 1, *owed + bytes);
+            }
         }
         for (ticket, op) in &self.operations {
             let (waits, lingers) =
-                (waiting.remove(ticket).unwrap_or(0), lingering.remove(ticket).unwrap_or(0));
+                (waiting.remove(ticket).unwrap_or(0), lingering.remove(ticket).unwrap_or_default());
             let pending = op.loading.as_ref().map_or(0, |loading| loading.pending);
             ensure(pending == waits, || format!("{ticket:?} counts {pending} reads, waits for {waits}"))?;
-            ensure(op.lingering as usize == lingers, || {
-                format!("{ticket:?} does not pay for {lingers} reads")
+            ensure((op.lingering, op.lingering_bytes) == lingers, || {
+                format!("{ticket:?} does not pay for {lingers:?} reads and bytes")
             })?;
         }
         ensure(waiting.is_empty() && lingering.is_empty(), || "a read for an operation that is over".into())?;

@@ -35,7 +35,7 @@ impl Core {
             return Err(Refusal::NoWorker);
         }
         owing.retain(|owed| !op.early.contains(&owed.session));
-        if op.group != GroupId::PROBE {
+        if op.wanted.group() != GroupId::PROBE {
             self.counters.restored_pages += op.pages.len() as u64;
         }
         self.count_ahead(ticket);

@@ -9,6 +9,7 @@ mod pages;
 mod plan;
 mod queries;
 mod reads;
+mod recovery;
 mod saves;
 mod sessions;
 mod speculation;
@@ -148,6 +149,8 @@ impl Core {
             Event::ExtentLost { key, extent } => self.extent_lost(&key, extent, effects),
             Event::Tick => None,
             Event::Query { session, operation, revision, .. }
+            | Event::Recover { session, operation, revision, .. }
+            | Event::Candidates { session, operation, revision, .. }
             | Event::Restore { session, operation, revision }
             | Event::Keep { session, operation, revision }
             | Event::Release { session, operation, revision }
@@ -171,6 +174,10 @@ impl Core {
     fn own(&mut self, ticket: Ticket, event: Event<'_>, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         match event {
             Event::Query { demand, .. } => self.query(ticket, &demand, effects),
+            Event::Recover { recovery, .. } => self.recover(ticket, &recovery, effects),
+            Event::Candidates { start_tokens, hashes, .. } => {
+                self.candidates(ticket, start_tokens, hashes, effects)
+            }
             Event::Reserve { request, .. } => self.reserve(ticket, &request, effects),
             Event::Restore { .. } => self.restore(ticket),
             Event::Keep { .. } => self.keep_prepared(ticket),

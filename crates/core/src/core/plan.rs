@@ -26,7 +26,7 @@ impl Core {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
-        let keys: Vec<PageKey> = Self::keys(op).take(len).collect();
+        let keys: Vec<PageKey> = op.wanted.keys(op.namespace).take(len).collect();
         let mut plan = vec![Planned::Stored; len];
         // The head last: it is the one used last.
         for (planned, key) in plan.iter_mut().zip(&keys).rev() {
@@ -96,7 +96,8 @@ impl Core {
                 false => self.config.read_batch_bytes,
             };
             // At most so many bytes, or one page.
-            let full = most_bytes > 0 && batch_bytes > 0 && batch_bytes + op.page_bytes > most_bytes;
+            let full =
+                most_bytes > 0 && batch_bytes > 0 && batch_bytes + op.wanted.page_bytes(at) > most_bytes;
             if at >= end || full {
                 return true;
             }
@@ -104,8 +105,9 @@ impl Core {
                 self.place(ticket, at, None);
                 continue;
             }
-            let (namespace, group, hash) = (op.namespace, op.group, op.hashes[at]);
-            let key = PageKey { namespace, group, hash };
+            let Some(key) = op.wanted.key(op.namespace, at) else {
+                return false;
+            };
             match self.read_page(ticket, at, key, effects) {
                 Step::Resident => {}
                 Step::Reading { bytes } => {
@@ -161,7 +163,7 @@ impl Core {
             self.place_resident(ticket, at, page);
             return Step::Resident;
         }
-        let Some(shape) = self.operations.get(&ticket).and_then(|op| self.shape_for(op)) else {
+        let Some(shape) = self.operations.get(&ticket).and_then(|op| self.shape_for(op, key.group)) else {
             return Step::End;
         };
         let bytes = shape.page_bytes();
@@ -225,22 +227,29 @@ impl Core {
         };
         let rest = loading.plan.split_off(at);
         loading.next = loading.next.min(at);
-        self.give_back(ticket, &rest);
+        self.give_back(ticket, at, &rest);
     }
 
-    /// Ends interest in pages of a plan: bytes of those being read stay charged until they have landed.
-    fn give_back(&mut self, ticket: Ticket, rest: &[Planned]) {
-        let mut lingering = 0;
-        for page in rest.iter().rev().filter_map(|planned| planned.page()) {
+    /// Ends interest in the pages of a plan from `at` on: bytes of those being read stay charged until they
+    /// have landed.
+    fn give_back(&mut self, ticket: Ticket, at: usize, rest: &[Planned]) {
+        let (mut lingering, mut lingering_bytes, mut gone) = (0, 0, 0);
+        for (place, planned) in rest.iter().enumerate().rev() {
+            let bytes = self.operations.get(&ticket).map_or(0, |op| op.wanted.page_bytes(at + place));
+            gone += if *planned == Planned::Passed { 0 } else { bytes };
+            let Some(page) = planned.page() else {
+                continue;
+            };
             if let Some(reading) = self.reads.get_mut(&page) {
                 reading.waiters.retain(|waiter| *waiter != ticket);
-                reading.lingerers.push(ticket);
+                reading.lingerers.push((ticket, bytes));
                 lingering += 1;
+                lingering_bytes += bytes;
             }
             self.drop_lease(page);
         }
         if self.planted(Plant::FreeReadingBytes) {
-            lingering = 0;
+            (lingering, lingering_bytes) = (0, 0);
         }
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
@@ -249,12 +258,11 @@ impl Core {
             loading.pending = loading.pending.saturating_sub(lingering as usize);
         }
         op.lingering += lingering;
-        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        op.lingering_bytes += lingering_bytes;
+        let instance = op.instance;
         if let Some((account, bytes)) = op.charge {
-            let passed = rest.iter().filter(|planned| **planned == Planned::Passed).count();
-            let gone = page_bytes * (rest.len() - passed) as u64;
             op.charge = (bytes > gone).then_some((account, bytes - gone));
-            let free = gone - page_bytes * u64::from(lingering);
+            let free = gone - lingering_bytes;
             self.ledger.transfer(Side::Held(instance, account), Side::Free, free);
             self.wake |= free > 0;
         }
@@ -266,7 +274,7 @@ impl Core {
             return;
         };
         let mut handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
-        if self.operations.get(&ticket).is_some_and(|op| op.strict && handed < op.hashes.len()) {
+        if self.operations.get(&ticket).is_some_and(|op| op.strict && handed < op.wanted.len()) {
             self.mark(Mark::StrictMiss);
             handed = 0;
         }
@@ -276,7 +284,7 @@ impl Core {
             return;
         };
         let plan = op.loading.take().map_or_else(Vec::new, |loading| loading.plan);
-        let asked = (op.group, op.hashes.len());
+        let asked = op.asked();
         let ahead = op.phase.speculative();
         if handed == 0 {
             self.end_preparing(ticket);

@@ -3,11 +3,12 @@
 use super::Core;
 use crate::instance::Shape;
 use crate::ledger::Account;
-use crate::operation::{Operation, demand_digest};
+use crate::operation::{Ask, Operation};
 use crate::session::Session;
+use crate::wanted::Wanted;
 use crate::{
-    Demand, Effect, GroupId, Mark, Micros, MissReason, Mode, OperationId, OperationOutcome, PageKey, Phase,
-    Plant, Refusal, Revision, Ticket,
+    Demand, Effect, GroupId, Mark, Micros, MissReason, Mode, OperationId, OperationOutcome, Phase, Plant,
+    RecoveredRange, Refusal, Revision, Ticket,
 };
 
 impl Core {
@@ -21,15 +22,27 @@ impl Core {
         self.check_owner(session, demand.group, "query")?;
         let shape = self.shape_of(session, demand.group)?;
         self.check_count(demand.hashes.len())?;
+        let wanted = || Wanted::prefix(demand.group, shape, demand.hashes);
+        self.ask(ticket, &Ask::from(demand), wanted, effects)
+    }
+
+    /// Begins a query, or answers the same one again.
+    pub(super) fn ask(
+        &mut self,
+        ticket: Ticket,
+        ask: &Ask,
+        wanted: impl FnOnce() -> Wanted,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Refusal> {
         if let Some(live) = self.live(ticket.session, ticket.operation) {
             if live.revision == ticket.revision {
-                return self.repeat_query(ticket, demand, effects);
+                return self.repeat_query(ticket, ask, effects);
             }
             self.supersede(live, ticket)?;
         } else {
             self.claim_id(ticket)?;
         }
-        self.begin_query(ticket, demand, shape, effects);
+        self.begin_query(ticket, ask, wanted, effects);
         Ok(())
     }
 
@@ -92,23 +105,18 @@ impl Core {
 
     /// The same request again, because a reply may have been lost: the same answer, no new charge. Or the
     /// claim of what was prepared.
-    fn repeat_query(
-        &mut self,
-        ticket: Ticket,
-        demand: &Demand<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), Refusal> {
+    fn repeat_query(&mut self, ticket: Ticket, ask: &Ask, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         let Some(op) = self.operations.get(&ticket) else {
             return Err(Refusal::UnknownOperation);
         };
         let unclaimed = op.phase.speculative();
         let claims_anything = unclaimed && self.planted(Plant::ClaimAnything);
-        if op.digest != demand_digest(demand) && !claims_anything {
+        if op.digest != ask.digest && !claims_anything {
             self.mark(if unclaimed { Mark::ClaimMismatch } else { Mark::ParametersChanged });
             return Err(Refusal::ParametersChanged);
         }
-        if unclaimed && demand.mode == Mode::Demand {
-            return self.claim(ticket, demand, effects);
+        if unclaimed && ask.mode == Mode::Demand {
+            return self.claim(ticket, ask, effects);
         }
         self.mark(Mark::QueryReplayed);
         if self.planted(Plant::DoubleCharge) {
@@ -118,8 +126,13 @@ impl Core {
         Ok(())
     }
 
-    fn begin_query(&mut self, ticket: Ticket, demand: &Demand<'_>, shape: Shape, effects: &mut Vec<Effect>) {
-        let asked = demand.hashes.len();
+    fn begin_query(
+        &mut self,
+        ticket: Ticket,
+        ask: &Ask,
+        wanted: impl FnOnce() -> Wanted,
+        effects: &mut Vec<Effect>,
+    ) {
         let Ok(session) = self.session(ticket.session) else {
             return;
         };
@@ -128,31 +141,30 @@ impl Core {
             return;
         };
         let (namespace, active) = (known.namespace, known.active);
-        let ahead = demand.mode != Mode::Demand;
-        if !active && demand.group != GroupId::PROBE {
+        let ahead = ask.mode != Mode::Demand;
+        if !active && ask.asked.0 != GroupId::PROBE {
             self.mark(Mark::InactiveMiss);
-            return self.deny(ticket, (demand.group, asked), ahead, MissReason::Inactive, effects);
+            return self.deny(ticket, ask.asked, ahead, MissReason::Inactive, effects);
         }
         if used >= self.config.operations_per_session || self.open_operations() >= self.config.operations {
             self.mark(Mark::LimitMiss);
-            return self.deny(ticket, (demand.group, asked), ahead, MissReason::Limit, effects);
+            return self.deny(ticket, ask.asked, ahead, MissReason::Limit, effects);
         }
-        let (expires_at, by_deadline) = self.end_of_wait(demand);
+        let (expires_at, by_deadline) = self.end_of_wait(ask);
         let operation = Operation {
             instance,
             namespace,
-            group: demand.group,
             phase: Phase::Waiting,
-            digest: demand_digest(demand),
-            hashes: demand.hashes.to_vec(),
+            digest: ask.digest,
+            wanted: wanted(),
             pages: Vec::new(),
-            strict: demand.strict,
-            wait_full_prefix: demand.wait_full_prefix,
+            strict: ask.strict,
+            wait_full_prefix: ask.wait_full_prefix,
             read: 0,
             loading: None,
             reading: Account::Preparing,
             lingering: 0,
-            page_bytes: shape.page_bytes(),
+            lingering_bytes: 0,
             charge: None,
             expires_at,
             queued: None,
@@ -162,10 +174,10 @@ impl Core {
             early: Vec::new(),
         };
         if ahead {
-            return self.speculate(ticket, operation, shape, demand.mode, effects);
+            return self.speculate(ticket, operation, ask.mode, effects);
         }
         self.keep_operation(ticket, operation);
-        self.admit_new(ticket, shape, effects);
+        self.admit_new(ticket, effects);
     }
 
     pub(super) fn keep_operation(&mut self, ticket: Ticket, operation: Operation) {
@@ -177,12 +189,12 @@ impl Core {
     }
 
     /// When a demand stops to wait, and whether a deadline of its own says so.
-    pub(super) fn end_of_wait(&mut self, demand: &Demand<'_>) -> (Micros, bool) {
+    pub(super) fn end_of_wait(&mut self, ask: &Ask) -> (Micros, bool) {
         let lifetime = self.now.plus_ms(self.config.operation_lifetime_ms);
         let timeout_ms = (self.config.read_timeout_ms > 0).then_some(self.config.read_timeout_ms);
-        let asked_ms = demand.deadline_ms.map(u64::from).into_iter().chain(timeout_ms).min();
+        let asked_ms = ask.deadline_ms.map(u64::from).into_iter().chain(timeout_ms).min();
         let deadline = asked_ms.map(|ms| self.now.plus_ms(ms)).filter(|at| *at < lifetime);
-        if demand.wait_full_prefix {
+        if ask.wait_full_prefix {
             if deadline.is_some() {
                 self.mark(Mark::WaitedForFullPrefix);
             }
@@ -210,12 +222,6 @@ impl Core {
     /// Queries and saves that are not over.
     pub(super) fn open_operations(&self) -> usize {
         self.operations.len() + self.saves.len()
-    }
-
-    /// Keys of an operation that still has its hashes.
-    pub(super) fn keys(op: &Operation) -> impl Iterator<Item = PageKey> + '_ {
-        let (namespace, group) = (op.namespace, op.group);
-        op.hashes.iter().map(move |&hash| PageKey { namespace, group, hash })
     }
 
     /// Final answer without pages, for a query that owns nothing.
@@ -253,10 +259,14 @@ impl Core {
                 let shards = pages.clone().next().map_or(0, |p| p.parts.len());
                 let mut parts = Vec::with_capacity(op.pages.len() * shards);
                 pages.for_each(|page| parts.extend(page.parts.iter().flatten()));
-                OperationOutcome::Ready {
-                    pages: u32::try_from(op.pages.len()).unwrap_or(u32::MAX),
-                    shards: u16::try_from(shards).unwrap_or(u16::MAX),
-                    parts,
+                if op.wanted.recovery {
+                    OperationOutcome::Recovered { ranges: recovered(&op.wanted), parts }
+                } else {
+                    OperationOutcome::Ready {
+                        pages: u32::try_from(op.pages.len()).unwrap_or(u32::MAX),
+                        shards: u16::try_from(shards).unwrap_or(u16::MAX),
+                        parts,
+                    }
                 }
             }
         };
@@ -312,6 +322,17 @@ impl Core {
             self.finish(ticket);
         }
     }
+}
+
+/// The ranges of a recovery. It is strict: all of its pages are leased, or none.
+fn recovered(wanted: &Wanted) -> Vec<RecoveredRange> {
+    let ranges = wanted.each_span().map(|(span, pages)| RecoveredRange {
+        group: span.group,
+        first_page: span.first_page,
+        pages: u32::try_from(pages.len()).unwrap_or(u32::MAX),
+        shards: span.shards,
+    });
+    ranges.collect()
 }
 
 /// The effect that carries a state.

@@ -112,8 +112,8 @@ impl Core {
             self.admit_read(id, key);
         }
         let bad = condemned || reading.failed;
-        for &ticket in &reading.lingerers {
-            self.land(ticket);
+        for &(ticket, bytes) in &reading.lingerers {
+            self.land(ticket, bytes);
         }
         for &ticket in &reading.waiters {
             self.page_ended(ticket, id, bad, effects);
@@ -145,15 +145,16 @@ impl Core {
     }
 
     /// A read has ended that a demand paid for without waiting for it.
-    fn land(&mut self, ticket: Ticket) {
+    fn land(&mut self, ticket: Ticket, bytes: u64) {
         let Some(op) = self.operations.get_mut(&ticket).filter(|op| op.lingering > 0) else {
             return;
         };
         op.lingering -= 1;
-        let (instance, page_bytes, reading) = (op.instance, op.page_bytes, op.reading);
+        op.lingering_bytes -= bytes;
+        let (instance, reading) = (op.instance, op.reading);
         let over = op.phase == Phase::Draining && op.lingering == 0 && op.owing.is_empty();
         self.mark(Mark::Landed);
-        self.ledger.transfer(Side::Held(instance, reading), Side::Free, page_bytes);
+        self.ledger.transfer(Side::Held(instance, reading), Side::Free, bytes);
         self.wake = true;
         if over {
             self.finish(ticket);

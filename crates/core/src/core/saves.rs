@@ -116,6 +116,7 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Vec<PageGrant> {
         let counted = u64::from(request.group != GroupId::PROBE);
+        let chained = self.instances.get(&target.instance).is_some_and(|i| i.chained(request.group));
         let mut parent = request.parent;
         // Room is never made of the chain's own head. Its deepest page is enough: others have a child.
         let key = |hash| PageKey { namespace: target.namespace, group: request.group, hash };
@@ -127,7 +128,14 @@ impl Core {
             let key = key(hash);
             let grant = match &stopped {
                 Some(grant) => grant.clone(),
-                None => self.grant(ticket, key, (parent, depth), target, effects),
+                None => {
+                    // A window or a checkpoint is of use without what is before it, and is kept by use alone.
+                    let link = parent.filter(|_| chained);
+                    if link != parent {
+                        self.mark(Mark::SavedUnchained);
+                    }
+                    self.grant(ticket, key, (link, depth), target, effects)
+                }
             };
             match &grant {
                 Grant::Busy | Grant::Refused => {

@@ -7,6 +7,7 @@ use crate::{
     ClientId, Effect, Evidence, InstanceId, Mark, NamespaceDigest, NamespaceId, Plant, Refusal, Role,
     SessionId, SessionSpec, Ticket,
 };
+use orbitkv_contract::Contract;
 use std::collections::BTreeMap;
 
 impl Core {
@@ -18,7 +19,7 @@ impl Core {
         spec: &SessionSpec,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
-        spec.check()?;
+        let contract = spec.check()?;
         if self.sessions.contains_key(&session) {
             return Err(Refusal::BadSpec("session number is in use"));
         }
@@ -26,8 +27,8 @@ impl Core {
             return Err(Refusal::Limit { what: "sessions", max: self.config.sessions });
         }
         self.fence_older_epoch(client, epoch, effects)?;
-        self.check_seat(spec)?;
-        let instance = self.join(spec);
+        self.check_seat(spec, &contract)?;
+        let instance = self.join(spec, contract);
         let (role, epoch) = (spec.role, epoch);
         self.clients.insert(client, session);
         self.sessions.insert(
@@ -87,7 +88,7 @@ impl Core {
         Ok(())
     }
 
-    fn check_seat(&mut self, spec: &SessionSpec) -> Result<(), Refusal> {
+    fn check_seat(&mut self, spec: &SessionSpec, contract: &Contract) -> Result<(), Refusal> {
         let Some(instance) = self.instances.get(&spec.instance) else {
             return Ok(());
         };
@@ -101,6 +102,9 @@ impl Core {
         if instance.groups != spec.groups {
             return mismatch("list of cache groups");
         }
+        if instance.contract != *contract {
+            return mismatch("number of tokens in a hash");
+        }
         let scheduler_taken = spec.role.schedules() && instance.scheduler.is_some();
         let rank_taken = spec.role.rank().is_some_and(|r| instance.workers.contains_key(&r));
         if scheduler_taken || rank_taken {
@@ -110,12 +114,13 @@ impl Core {
         Ok(())
     }
 
-    fn join(&mut self, spec: &SessionSpec) -> InstanceId {
+    fn join(&mut self, spec: &SessionSpec, contract: Contract) -> InstanceId {
         let namespace = self.intern(spec.namespace);
         let instance = self.instances.entry(spec.instance).or_insert_with(|| Instance {
             namespace,
             world_size: spec.world_size,
             groups: spec.groups.clone(),
+            contract,
             scheduler: None,
             workers: BTreeMap::new(),
             sessions: 0,

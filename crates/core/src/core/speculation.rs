@@ -5,13 +5,12 @@
 
 use super::Core;
 use crate::index::{PageId, PageState};
-use crate::instance::Shape;
 use crate::ledger::{Account, Side};
 use crate::loading::{Loading, Planned};
-use crate::operation::Operation;
+use crate::operation::{Ask, Operation};
 use crate::{
-    Demand, Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal,
-    SessionId, Ticket, Trigger,
+    Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal, SessionId,
+    Ticket, Trigger,
 };
 
 impl Core {
@@ -20,23 +19,22 @@ impl Core {
         &mut self,
         ticket: Ticket,
         mut op: Operation,
-        shape: Shape,
         mode: Mode,
         effects: &mut Vec<Effect>,
     ) {
         let warm = mode == Mode::WarmUp;
-        let hits = self.survey(&op, shape);
+        let hits = self.survey(&op);
         let skipped = if self.speculations_full(ticket.session, warm) {
             self.mark(Mark::SpeculationLimit);
             Some(MissReason::Limit)
         } else if hits.len == 0
-            || (op.strict && hits.len < op.hashes.len())
+            || (op.strict && hits.len < op.wanted.len())
             || (warm && hits.resident.len() == hits.len)
         {
             Some(MissReason::Absent)
         } else {
-            let pages = if warm { hits.len - hits.resident.len() } else { hits.len };
-            let bytes = op.page_bytes * pages as u64;
+            let resident = if warm { op.wanted.bytes(hits.resident.len()) } else { 0 };
+            let bytes = op.wanted.bytes(hits.len) - resident;
             (!self.may_speculate(op.instance, bytes, warm)).then_some(MissReason::Budget)
         };
         if let Some(reason) = skipped {
@@ -44,21 +42,21 @@ impl Core {
             return self.push_outcome(ticket, OperationOutcome::Miss(reason), effects);
         }
         self.counters.speculations += 1;
-        op.hashes.truncate(hits.len);
+        op.wanted.truncate(hits.len);
         let (phase, account, ttl_ms) = if warm {
             // What is resident already is neither leased nor counted as used.
-            op.hashes.drain(..hits.resident.len());
+            op.wanted.skip(hits.resident.len());
             self.mark(Mark::WarmUpBegun);
             (Phase::Warming, Account::Warming, self.config.warm_up_lifetime_ms)
         } else {
             self.mark(Mark::PreparationBegun);
             (Phase::Preloading, Account::Preloading, self.config.unclaimed_ttl_ms)
         };
-        let bytes = op.page_bytes * op.hashes.len() as u64;
+        let len = op.wanted.len();
+        let bytes = op.wanted.bytes(len);
         (op.phase, op.reading, op.charge) = (phase, account, Some((account, bytes)));
         op.expires_at = self.now.plus_ms(ttl_ms);
         self.ledger.transfer(Side::Free, Side::Held(op.instance, account), bytes);
-        let len = op.hashes.len();
         self.keep_operation(ticket, op);
         if warm {
             let loading = Loading { plan: vec![Planned::Stored; len], ..Loading::default() };
@@ -122,7 +120,7 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let bytes = op.page_bytes * pages.len() as u64;
+        let bytes = op.wanted.bytes(pages.len());
         let instance = op.instance;
         op.charge = Some((Account::Prepared, bytes));
         op.pages = pages;
@@ -137,7 +135,7 @@ impl Core {
     pub(super) fn claim(
         &mut self,
         ticket: Ticket,
-        demand: &Demand<'_>,
+        ask: &Ask,
         effects: &mut Vec<Effect>,
     ) -> Result<(), Refusal> {
         let Some(op) = self.operations.get(&ticket) else {
@@ -148,12 +146,11 @@ impl Core {
             return Err(Refusal::WrongPhase { phase: phase.name(), what: "claim" });
         }
         self.counters.claims += 1;
-        let (expires_at, by_deadline) = self.end_of_wait(demand);
+        let (expires_at, by_deadline) = self.end_of_wait(ask);
         let prepared = phase == Phase::Prepared;
         if prepared && self.forgotten_since(ticket) {
-            let asked = (demand.group, demand.hashes.len());
             self.stop(ticket);
-            self.push_miss(ticket, asked, MissReason::Absent, effects);
+            self.push_miss(ticket, ask.asked, MissReason::Absent, effects);
             return Ok(());
         }
         let Some(op) = self.operations.get_mut(&ticket) else {
@@ -162,7 +159,7 @@ impl Core {
         let instance = op.instance;
         op.phase = op.phase.after(Trigger::Claim).unwrap_or(op.phase);
         op.by_deadline = by_deadline;
-        let lingering = op.page_bytes * u64::from(op.lingering);
+        let lingering = op.lingering_bytes;
         let reading = std::mem::replace(&mut op.reading, Account::Preparing);
         let (from, to) = if prepared {
             (Account::Prepared, Account::Ready)
@@ -171,7 +168,7 @@ impl Core {
         };
         let bytes = op.charge.map_or(0, |(_, bytes)| bytes);
         op.charge = op.charge.map(|(_, bytes)| (to, bytes));
-        let (asked, read, pages) = ((op.group, demand.hashes.len()), op.read, op.pages.len());
+        let (read, pages) = (op.read, op.pages.len());
         self.ledger.transfer(Side::Held(instance, from), Side::Held(instance, to), bytes);
         self.ledger.transfer(
             Side::Held(instance, reading),
@@ -180,7 +177,7 @@ impl Core {
         );
         if prepared {
             self.mark(Mark::ClaimedPrepared);
-            self.counters.answer(asked.0, asked.1, (pages - read, read));
+            self.counters.answer(ask.asked.0, ask.asked.1, (pages - read, read));
             self.set_timer(ticket, self.now.plus_ms(self.config.lease_ttl_ms));
         } else {
             self.mark(Mark::ClaimedPreloading);
@@ -208,9 +205,9 @@ impl Core {
         if gone.is_empty() {
             return false;
         }
-        let bytes = op.page_bytes * gone.len() as u64;
+        let (instance, held) = (op.instance, op.wanted.bytes(left));
+        let bytes = op.wanted.bytes(left + gone.len()) - held;
         op.read = op.read.min(left);
-        let (instance, held) = (op.instance, op.page_bytes * left as u64);
         op.charge = (left > 0).then_some((Account::Prepared, held));
         self.mark(Mark::ForgottenWhilePrepared);
         self.ledger.transfer(Side::Held(instance, Account::Prepared), Side::Free, bytes);
@@ -280,7 +277,7 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let (instance, page_bytes) = (op.instance, op.page_bytes);
+        let (instance, page_bytes) = (op.instance, op.wanted.page_bytes(at));
         let planned = op.loading.as_mut().and_then(|loading| loading.plan.get_mut(at));
         let before = planned.map(|planned| std::mem::replace(planned, Planned::Passed));
         if let Some((account, bytes)) = op.charge {

@@ -26,7 +26,7 @@ impl Core {
             return;
         };
         op.expires_at = Micros(u64::MAX);
-        let (phase, by_deadline, asked) = (op.phase, op.by_deadline, (op.group, op.hashes.len()));
+        let (phase, by_deadline, asked) = (op.phase, op.by_deadline, op.asked());
         match phase {
             Phase::Waiting => {
                 let (mark, reason) = if by_deadline {

@@ -127,8 +127,9 @@ impl Core {
         self.operations.iter().map(|(ticket, op)| OperationView {
             ticket: *ticket,
             phase: op.phase,
-            bytes: op.charge.map_or(0, |(_, bytes)| bytes) + op.page_bytes * u64::from(op.lingering),
+            bytes: op.bytes(),
             lingering: op.lingering as usize,
+            lingering_bytes: op.lingering_bytes,
             pages: op.pages.len(),
             owing: op.owing.len(),
         })

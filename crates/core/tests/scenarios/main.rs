@@ -3,6 +3,7 @@
 
 mod demands;
 mod pages;
+mod recovery;
 mod sessions;
 mod speculation;
 mod tier;

@@ -134,7 +134,7 @@ fn shards_of_one_pool_do_not_take_each_others_segments_in_turn() {
     let mut world = World { core: Core::new(config).unwrap(), now: 0, operation: 0 };
     let roles = [Role::Scheduler, Role::Worker { rank: 0 }, Role::Worker { rank: 1 }];
     for (n, role) in (1..).zip(roles) {
-        let groups = vec![GroupSpec { group: GROUP, page_bytes: 4096, shard_count: 2 }];
+        let groups = vec![GroupSpec::prefix(GROUP, 4096, 2, 16)];
         let spec = SessionSpec { world_size: 2, groups, ..spec(role) };
         let (session, client) = (SessionId(n), ClientId(u128::from(n)));
         world.step(Event::SessionOpened { session, client, epoch: 1, spec: &spec });

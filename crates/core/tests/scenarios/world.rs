@@ -32,7 +32,8 @@ pub(crate) fn spec(role: Role) -> SessionSpec {
         instance: InstanceId(7),
         world_size: 1,
         namespace: NamespaceDigest([9; 32]),
-        groups: vec![GroupSpec { group: GROUP, page_bytes: 4096, shard_count: 1 }],
+        groups: vec![GroupSpec::prefix(GROUP, 4096, 1, 16)],
+        hash_tokens: 0,
     }
 }
 

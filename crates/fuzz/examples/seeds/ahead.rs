@@ -71,7 +71,34 @@ fn story(limits: [u8; 2], parts: &[&[u8]]) -> Vec<u8> {
 }
 
 pub(crate) fn files() -> Files {
-    [budget(), writes(), reads(), ends_of_reads(), preparations(), warm_ups(), shards()].concat()
+    [budget(), writes(), reads(), ends_of_reads(), preparations(), warm_ups(), shards(), recoveries()]
+        .concat()
+}
+
+/// Both groups of a client, for a boundary of two pages.
+fn save_both() -> Vec<u8> {
+    let window = [7, 0, 2, 5, 18, 0, 7, 0, 2, 5, 13, 0, 1, 13, 0, 0];
+    [save(0, 2).as_slice(), &window].concat()
+}
+
+fn recoveries() -> Files {
+    let (to_two, ahead) = ([249, 0, 2, 2 << 2], [249, 0, 2, 2 << 2 | 0x80]);
+    let candidates = [248, 0, 3, 0];
+    vec![
+        ("candidates", story(PIECES, &[SOLO, &candidates, &save_both(), &candidates])),
+        ("recovered", story(PIECES, &[SOLO, &save_both(), &to_two, RESTORE, COPY_DONE, RELEASE])),
+        ("recovery_incomplete", story(PIECES, &[SOLO, &save(0, 2), &to_two])),
+        ("recovery_past_the_batch", story(PIECES, &[SOLO, &save_both(), &[249, 0, 2, 5 << 2]])),
+        (
+            "recovery_claimed",
+            story(
+                PIECES,
+                &[SOLO, &save_both(), &WRITTEN.repeat(4), DROP, &ahead, &READ.repeat(4), &[249, 0xf0, 2, 8]],
+            ),
+        ),
+        ("recovery_claimed_as_prefix", story(PIECES, &[SOLO, &save_both(), &ahead, &[4, 0xf0, 2, 0]])),
+        ("saved_unchained", story(PIECES, &[SOLO, &[18, 0, 7, 0, 0x12, 5]])),
+    ]
 }
 
 fn budget() -> Files {

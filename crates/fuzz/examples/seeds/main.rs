@@ -5,22 +5,23 @@ mod ahead;
 mod steps;
 
 use anyhow::{Context, Result};
-use orbitkv_client::{PagePart, Ticket, TicketKind};
+use orbitkv_client::{PagePart, Section, Ticket, TicketKind};
 use orbitkv_wire::{
     CommitItem, GrantedBody, Header, Hello, HelloGroup, HelloRole, KeepItem, Kind, MAX_KEPT, Part, QueryMode,
-    QueryRule, Resume, Slot, ToClient, ToManager, WireMiss, write_frame,
+    QueryRule, RangeItem, RecoverBody, RecoveredBody, RecoveredItem, Resume, Slot, ToClient, ToManager,
+    WireMiss, write_frame,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Where the page count of a ticket is.
-const TICKET_PAGES: std::ops::Range<usize> = 52..56;
-const TICKET_SHARDS: std::ops::Range<usize> = 56..58;
+const TICKET_PAGES: std::ops::Range<usize> = 64..68;
+const TICKET_SHARDS: std::ops::Range<usize> = 58..60;
 
 fn main() -> Result<()> {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
     let seeds = [
-        ("to_manager", to_manager()?),
+        ("to_manager", [to_manager()?, recoveries()].concat()),
         ("to_client", to_client()),
         ("frames", frames()?),
         ("tickets", tickets()),
@@ -64,12 +65,37 @@ fn hello() -> Hello {
         instance: "1".repeat(32),
         namespace: "2".repeat(64),
         groups: vec![group],
+        hash_tokens: 0,
         resume: Some(Resume { session: 9, copies_ended: true }),
     }
 }
 
 fn slot(segment: u32) -> Slot {
     Slot { segment: segment.into(), index: 2.into(), generation: 3.into() }
+}
+
+fn recoveries() -> Files {
+    let hashes = [[7; 32], [8; 32]];
+    let ranges = [RangeItem { first_page: 1.into(), end_page: 3.into(), ..RangeItem::default() }];
+    let recover = RecoverBody {
+        start_tokens: 16,
+        end_tokens: 32,
+        deadline_ms: 500,
+        mode: QueryMode::Prepare,
+        ranges: &ranges,
+        hashes: &hashes,
+    };
+    let messages = [
+        ("recover", ToManager::Recover(recover)),
+        ("recover_any_range", ToManager::Recover(RecoverBody { ranges: &[], ..recover })),
+        ("candidates", ToManager::Candidates { start_tokens: 16, hashes: &hashes }),
+    ];
+    let mut bytes = Vec::new();
+    let file = |(name, message): (&'static str, ToManager<'_>)| {
+        message.encode(&mut bytes);
+        (name, payload(message.kind() as u16, &bytes))
+    };
+    messages.into_iter().map(file).collect()
 }
 
 fn to_manager() -> Result<Files> {
@@ -145,7 +171,16 @@ fn part() -> Part {
 fn to_client() -> Files {
     let parts = [part(); 4];
     let granted = GrantedBody { shards: 2, statuses: &[0, 1, 2, 3, 0], parts: &parts };
+    let range = |group: u16| RecoveredItem {
+        group: group.into(),
+        shards: (1 + group).into(),
+        first_page: 3.into(),
+        pages: (2 - u32::from(group)).into(),
+    };
+    let recovered = RecoveredBody { ranges: &[range(0), range(1)], parts: &parts };
     let messages = [
+        ("recovered", ToClient::Recovered(recovered)),
+        ("candidates_found", ToClient::Candidates(&[32.into(), 64.into()])),
         ("welcome", ToClient::Welcome { boot: 7 }),
         ("rejected", ToClient::Rejected { text: "no" }),
         ("waiting", ToClient::Waiting),
@@ -186,6 +221,12 @@ fn to_client() -> Files {
     files.push(("granted_no_shards", grants(2, 0, &[0, 0])));
     files.push(("granted_status_4", grants(1, 1, &[4])));
     files.push(("granted_too_few_parts", grants(2, 2, &[0; 42])));
+    let ranges =
+        |count: u32, range: &[u8]| payload(Kind::Recovered as u16, &[&count.to_le_bytes(), range].concat());
+    files.push(("recovered_2_32_ranges", ranges(u32::MAX, &[0; 12])));
+    files.push(("recovered_2_32_pages", ranges(1, &[0, 0, 1, 0, 0, 0, 0, 0, 255, 255, 255, 255])));
+    files.push(("recovered_no_shards", ranges(1, &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])));
+    files.push(("candidates_torn", payload(Kind::CandidatesFound as u16, &[1; 7])));
     files.push(("rejected_not_utf8", payload(Kind::Rejected as u16, b"no\xff\xfe")));
     files.push(("segment_torn", payload(Kind::Segment as u16, &[1; 23])));
     files.push(("kind_65535", payload(u16::MAX, &[1; 8])));
@@ -234,8 +275,12 @@ fn tickets() -> Files {
         scheduler: 2,
         operation: 3,
         revision: 4,
-        group: 0,
-        shards,
+        sections: vec![Section {
+            group: 0,
+            first_page: 0,
+            pages: u32::try_from(pages).unwrap_or(u32::MAX),
+            shards,
+        }],
         issued_us: 5,
         hashes: if kind == TicketKind::Save { vec![[9; 32]; pages] } else { Vec::new() },
         parts: vec![PagePart { segment: 1, index: 2, generation: 3, crc: 4 }; pages * usize::from(shards)],

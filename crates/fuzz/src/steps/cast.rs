@@ -1,7 +1,7 @@
 //! Who takes part: two instances that may share a namespace, and some that cannot be.
 
 use orbitkv_core::{
-    BlockHash, ClientId, Config, GroupId, GroupSpec, InstanceId, NamespaceDigest, Role, SessionSpec,
+    BlockHash, ClientId, Config, GroupId, GroupSpec, InstanceId, NamespaceDigest, Role, Rule, SessionSpec,
 };
 
 pub(super) const GROUP: GroupId = GroupId(0);
@@ -75,10 +75,11 @@ pub(super) fn seat(choice: u8) -> (ClientId, SessionSpec) {
     let apart = choice & 8 != 0;
     let odd = choice & 16 != 0;
     let shards = if odd { 3 } else { world_size };
-    let mut groups = vec![GroupSpec { group: GROUP, page_bytes: 4096, shard_count: shards }];
+    let mut groups = vec![GroupSpec::prefix(GROUP, 4096, shards, 16)];
     if world_size == 1 {
-        // Two classes of slots in one pool.
-        groups.push(GroupSpec { group: GroupId(1), page_bytes: 12_000, shard_count: 1 });
+        // Two classes of slots in one pool; of the second group a boundary takes three pages.
+        let rule = Rule::Window { tokens: 40 };
+        groups.push(GroupSpec { rule, ..GroupSpec::prefix(GroupId(1), 12_000, 1, 16) });
     }
     let spec = SessionSpec {
         role,
@@ -86,6 +87,7 @@ pub(super) fn seat(choice: u8) -> (ClientId, SessionSpec) {
         world_size,
         namespace: NamespaceDigest([u8::from(apart) + if world_size == 1 { 0 } else { 4 }; 32]),
         groups,
+        hash_tokens: 0,
     };
     (ClientId(u128::from(number)), spec)
 }

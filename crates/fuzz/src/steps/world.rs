@@ -77,6 +77,11 @@ impl World {
                     assert_eq!(parts.len(), pages as usize * usize::from(shards));
                     self.slots.extend(parts.iter().map(|part| (part.slot, hash(0))));
                 }
+                Effect::Operation { outcome: OperationOutcome::Recovered { ranges, parts }, .. } => {
+                    let named = ranges.iter().map(|range| range.pages as usize * usize::from(range.shards));
+                    assert_eq!(parts.len(), named.sum::<usize>());
+                    self.slots.extend(parts.iter().map(|part| (part.slot, hash(0))));
+                }
                 _ => {}
             }
         }

@@ -50,6 +50,10 @@ impl Server {
                 self.send_to(session, ids(operation, revision), &message);
                 (self.scratch.statuses, self.scratch.parts) = (statuses, parts);
             }
+            Effect::Candidates { session, operation, revision, boundaries } => {
+                let boundaries: Vec<_> = boundaries.into_iter().map(Into::into).collect();
+                self.send_to(session, ids(operation, revision), &ToClient::Candidates(&boundaries));
+            }
             Effect::Refused { session, operation, refusal } => {
                 let text = refusal.to_string();
                 tracing::debug!(session = session.0, ?operation, "refused: {text}");
@@ -101,15 +105,16 @@ impl Server {
         revision: Revision,
         outcome: &OperationOutcome,
     ) {
-        if matches!(outcome, OperationOutcome::Ready { .. }) {
+        if matches!(outcome, OperationOutcome::Ready { .. } | OperationOutcome::Recovered { .. }) {
             let (core, ticket) = (&self.core, Ticket { session, operation, revision });
             let live = || core.operations().map(|op| op.ticket).collect();
             self.leases.started(ticket, core.now(), 2 * core.config().operations, live);
         }
+        let mut ranges = std::mem::take(&mut self.scratch.ranges);
         let mut parts = std::mem::take(&mut self.scratch.parts);
-        let message = convert::outcome(outcome, &mut parts);
+        let message = convert::outcome(outcome, &mut ranges, &mut parts);
         self.send_to(session, ids(operation, revision), &message);
-        self.scratch.parts = parts;
+        (self.scratch.ranges, self.scratch.parts) = (ranges, parts);
     }
 
     fn share(&mut self, id: SegmentId, session: SessionId) {

@@ -23,7 +23,7 @@ use crate::tally::{CloseReason, Tally};
 use crate::tier::{Tier, TierSettings};
 use crate::waker::Waker;
 use orbitkv_core::{BlockHash, Config, ConfigError, Core, Effect, Micros};
-use orbitkv_wire::Part;
+use orbitkv_wire::{Part, RecoveredItem};
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -80,6 +80,7 @@ struct Scratch {
     read: Vec<u8>,
     payload: Vec<u8>,
     parts: Vec<Part>,
+    ranges: Vec<RecoveredItem>,
     statuses: Vec<u8>,
     hashes: Vec<BlockHash>,
     effects: Vec<Effect>,

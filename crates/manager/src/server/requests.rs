@@ -5,7 +5,7 @@ use crate::convert::{self, slot_ref};
 use crate::outbox::Ids;
 use crate::registration::max_hashes;
 use orbitkv_core::{
-    BlockHash, Demand, Event, GroupId, OperationId, Revision, SaveRequest, SessionId, Ticket,
+    BlockHash, Demand, Event, GroupId, OperationId, Recovery, Revision, SaveRequest, SessionId, Ticket,
 };
 use orbitkv_wire::{Hash, Header, ToClient, ToManager};
 
@@ -22,7 +22,11 @@ impl Server {
                     known.attested = taken && passed;
                 }
             }
-            ToManager::Query { .. } | ToManager::Reserve { .. } | ToManager::Forget { .. } => {
+            ToManager::Query { .. }
+            | ToManager::Recover(_)
+            | ToManager::Candidates { .. }
+            | ToManager::Reserve { .. }
+            | ToManager::Forget { .. } => {
                 self.request_with_hashes(id, sender, header, message);
             }
             ToManager::Restore => {
@@ -92,6 +96,22 @@ impl Server {
                     ..Demand::prefix(GroupId(group), copy(hashes, &mut copied))
                 };
                 self.feed(Event::Query { session, operation, revision, demand });
+            }
+            ToManager::Recover(body) => {
+                let ranges = convert::group_ranges(body.ranges);
+                let recovery = Recovery {
+                    start_tokens: body.start_tokens,
+                    end_tokens: body.end_tokens,
+                    hashes: copy(body.hashes, &mut copied),
+                    ranges: &ranges,
+                    deadline_ms: (body.deadline_ms > 0).then_some(body.deadline_ms),
+                    mode: convert::mode(body.mode),
+                };
+                self.feed(Event::Recover { session, operation, revision, recovery });
+            }
+            ToManager::Candidates { start_tokens, hashes } => {
+                let hashes = copy(hashes, &mut copied);
+                self.feed(Event::Candidates { session, operation, revision, start_tokens, hashes });
             }
             ToManager::Reserve { group, parent, first_depth, hashes }
                 if self.answer_fits(id, sender, header, group, hashes) =>

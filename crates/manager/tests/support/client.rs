@@ -71,6 +71,7 @@ pub fn hello(client: u128, instance: u128, epoch: u32) -> Hello {
         instance: format!("{instance:032x}"),
         namespace: "ab".repeat(32),
         groups: vec![group],
+        hash_tokens: 0,
         resume: None,
     }
 }

@@ -65,13 +65,17 @@ impl Model {
             let Some(view) = views.get(ticket) else {
                 continue;
             };
-            let page_bytes = op.page_bytes;
             if view.phase == Phase::Preparing && op.phase == Phase::Waiting {
                 op.phase = Phase::Preparing;
                 op.bytes = view.bytes;
                 admitted.push(*ticket);
             }
-            let lingering = page_bytes * view.lingering as u64;
+            let lingering = view.lingering_bytes;
+            let sizes = op.shapes.iter().map(|(_, bytes)| *bytes * view.lingering as u64);
+            let (least, most) = (sizes.clone().min().unwrap_or(0), sizes.max().unwrap_or(0));
+            ensure((least..=most).contains(&lingering), Checker::Ledger, || {
+                format!("{ticket:?} pays {lingering} bytes for {} reads", view.lingering)
+            })?;
             ensure(lingering == 0 || reads > 0, Checker::Ledger, || {
                 format!("{ticket:?} pays for reads that have ended")
             })?;
@@ -79,7 +83,7 @@ impl Model {
             ensure(!idle, Checker::Liveness, || format!("{ticket:?} drains and waits for nobody"))?;
             let bytes = match view.phase {
                 Phase::Preparing | Phase::Preloading | Phase::Warming => view.bytes,
-                _ => page_bytes * view.pages as u64 + lingering,
+                _ => op.bytes_of(view.pages) + lingering,
             };
             let first = !std::mem::replace(&mut op.learned, view.phase != Phase::Waiting);
             let shrinks = first || bytes <= op.bytes || op.lingering_bytes < lingering;

@@ -4,7 +4,8 @@ use super::Model;
 use crate::content::Key;
 use crate::failure::{Checked, Checker, ensure, fail};
 use orbitkv_core::{
-    Core, Effect, Event, MissReason, OperationOutcome, PagePart, Phase, SessionId, SlotState, Ticket,
+    Core, Effect, Event, MissReason, OperationOutcome, PagePart, Phase, RecoveredRange, SessionId, SlotState,
+    Ticket,
 };
 
 impl Model {
@@ -23,6 +24,12 @@ impl Model {
                         other => return fail(Checker::Model, format!("{other:?} was answered with grants")),
                     }
                 }
+                Effect::Candidates { session, boundaries, .. } => match event {
+                    Event::Candidates { start_tokens, hashes, .. } => {
+                        self.check_candidates(*session, (*start_tokens, hashes), boundaries, core)?;
+                    }
+                    other => return fail(Checker::Model, format!("{other:?} was answered with candidates")),
+                },
                 Effect::CloseSession { session } => self.replaced(*session, event)?,
                 Effect::Write { slot, shard, crc, .. } => self.write_begins(*slot, *shard, *crc)?,
                 Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
@@ -65,14 +72,36 @@ impl Model {
                 ensure(warms, Checker::Model, || format!("{ticket:?} did not warm up anything"))
             }
             OperationOutcome::Miss(reason) => self.missed(ticket, *reason, core),
-            OperationOutcome::Ready { pages, shards, parts } => match op.phase {
-                Phase::Waiting | Phase::Preparing | Phase::Prepared => {
-                    self.leased(ticket, (*pages, *shards), parts, core)
-                }
-                _ => ensure(op.parts == *parts, Checker::Model, || {
-                    format!("{ticket:?} was answered with other pages than before")
-                }),
-            },
+            OperationOutcome::Ready { pages, shards, parts } => {
+                let fits = op.recovery.is_none() && op.shapes.iter().all(|shape| shape.0 == *shards);
+                ensure(fits, Checker::Model, || format!("{ticket:?} was answered as another query"))?;
+                self.answered(ticket, *pages as usize, parts, core)
+            }
+            OperationOutcome::Recovered { ranges, parts } => {
+                let firsts = ranges.iter().map(|range| (range.group, range.first_page)).collect();
+                let named = |range: &RecoveredRange| {
+                    std::iter::repeat_n((range.group, range.shards), range.pages as usize)
+                };
+                let pages: Vec<_> = ranges.iter().flat_map(named).collect();
+                let want: Vec<_> = op.wanted.iter().zip(&op.shapes).map(|(w, s)| (w.0, s.0)).collect();
+                ensure(op.recovery == Some(firsts) && pages == want, Checker::Model, || {
+                    format!("{ticket:?} recovered {ranges:?}, not all of {:?}", op.recovery)
+                })?;
+                self.answered(ticket, pages.len(), parts, core)
+            }
+        }
+    }
+
+    /// Pages were handed out, for the first time or once more.
+    fn answered(&mut self, ticket: Ticket, pages: usize, parts: &[PagePart], core: &Core) -> Checked {
+        let Some(op) = self.operations.get(&ticket) else {
+            return Ok(());
+        };
+        match op.phase {
+            Phase::Waiting | Phase::Preparing | Phase::Prepared => self.leased(ticket, pages, parts, core),
+            _ => ensure(op.parts == parts, Checker::Model, || {
+                format!("{ticket:?} was answered with other pages than before")
+            }),
         }
     }
 
@@ -86,7 +115,7 @@ impl Model {
         ensure(fits, Checker::Model, || format!("{ticket:?} is {:?} and was told it is prepared", op.phase))?;
         op.phase = Phase::Prepared;
         let leased = view.is_none_or(|view| view.pages == pages as usize);
-        ensure(leased && pages > 0 && pages as usize <= op.hashes.len(), Checker::Model, || {
+        ensure(leased && pages > 0 && pages as usize <= op.wanted.len(), Checker::Model, || {
             format!("{ticket:?} was told of {pages} pages, the core has {view:?}")
         })
     }
@@ -107,7 +136,7 @@ impl Model {
         })?;
         // What a read brought or lost in between is not known here.
         if reason == MissReason::Absent && !prepared {
-            let enough = if op.rule.0 { op.hashes.len() } else { 1 };
+            let enough = if op.rule.0 { op.wanted.len() } else { 1 };
             ensure(self.expected(ticket, core) < enough, Checker::Model, || {
                 format!("{ticket:?} missed a page that is there")
             })?;
@@ -121,14 +150,19 @@ impl Model {
 
     /// Pages of the wanted prefix that are committed and still in memory, or in the slower tier.
     pub(super) fn expected(&self, ticket: Ticket, core: &Core) -> usize {
-        self.prefix(ticket, |key| self.tier.has(key) || self.resident(key, core))
+        self.prefix(ticket, |key| self.is_here(key, core))
+    }
+
+    /// Whether a page is committed and still in memory, or in the slower tier.
+    pub(super) fn is_here(&self, key: &Key, core: &Core) -> bool {
+        self.tier.has(key) || self.resident(key, core)
     }
 
     fn prefix(&self, ticket: Ticket, here: impl Fn(&Key) -> bool) -> usize {
         let Some(op) = self.operations.get(&ticket) else {
             return 0;
         };
-        let keys = op.hashes.iter().map(|hash| self.key(ticket.session, op.group, *hash));
+        let keys = op.wanted.iter().map(|(group, hash)| self.key(ticket.session, *group, *hash));
         keys.take_while(|key| key.is_some_and(|key| here(&key))).count()
     }
 
@@ -141,23 +175,19 @@ impl Model {
     }
 
     /// A first answer with pages: each must be committed in full, under that name, and not forgotten.
-    fn leased(
-        &mut self,
-        ticket: Ticket,
-        (pages, shards): (u32, u16),
-        parts: &[PagePart],
-        core: &Core,
-    ) -> Checked {
+    fn leased(&mut self, ticket: Ticket, count: usize, parts: &[PagePart], core: &Core) -> Checked {
         let expected = self.expected(ticket, core);
-        let (want_shards, slot_bytes) = self.shape(ticket.session, self.group_of(ticket));
         let Some(op) = self.operations.get(&ticket) else {
             return Ok(());
         };
-        let (count, width) = (pages as usize, usize::from(shards));
-        let fits = shards == want_shards && parts.len() == count * width && count > 0;
-        ensure(fits, Checker::Model, || format!("{ticket:?} got {pages} pages in {} parts", parts.len()))?;
-        for (hash, of_page) in op.hashes.iter().zip(parts.chunks(width)) {
-            let commits = self.key(ticket.session, op.group, *hash).and_then(|key| self.complete.get(&key));
+        let widths = op.shapes.iter().take(count).map(|(shards, _)| usize::from(*shards));
+        let fits = count > 0 && count <= op.wanted.len() && widths.clone().sum::<usize>() == parts.len();
+        ensure(fits, Checker::Model, || format!("{ticket:?} got {count} pages in {} parts", parts.len()))?;
+        let mut rest = parts;
+        for ((group, hash), width) in op.wanted.iter().zip(widths) {
+            let (of_page, behind) = rest.split_at(width);
+            rest = behind;
+            let commits = self.key(ticket.session, *group, *hash).and_then(|key| self.complete.get(&key));
             let known = commits.is_some_and(|commits| commits.iter().any(|parts| parts == of_page));
             ensure(known, Checker::Bytes, || {
                 format!(
@@ -165,9 +195,8 @@ impl Model {
                 )
             })?;
         }
-        let page_bytes = slot_bytes * u64::from(shards);
         let own = self.config.query_instance_budget_bytes.min(self.config.query_budget_bytes);
-        let bypassed = page_bytes * expected as u64 > own;
+        let bypassed = op.bytes_of(expected) > own;
         // What came of reads is not known here. An answer at once has at least what was in memory: there
         // may be no memory to read the rest.
         let prepared = op.phase != Phase::Waiting;
@@ -181,14 +210,10 @@ impl Model {
         }
         if let Some(op) = self.operations.get_mut(&ticket) {
             op.phase = Phase::Ready;
-            op.bytes = page_bytes * u64::from(pages) + op.lingering_bytes;
+            op.bytes = op.bytes_of(count) + op.lingering_bytes;
             op.parts = parts.to_vec();
         }
         Ok(())
-    }
-
-    fn group_of(&self, ticket: Ticket) -> orbitkv_core::GroupId {
-        self.operations.get(&ticket).map_or(orbitkv_core::GroupId::PROBE, |op| op.group)
     }
 }
 

@@ -1,11 +1,23 @@
 //! What an event must do, before and after the core has seen it.
 
+use super::recovery::Required;
 use super::{Model, Operation, Session};
 use orbitkv_core::{
-    Account, ClientId, Demand, Event, GroupId, Micros, Mode, OperationId, Phase, Role, SaveRequest,
-    SessionId, SessionSpec, SlotRef, Ticket,
+    Account, BlockHash, ClientId, Demand, Event, GroupId, Micros, Mode, OperationId, Phase, Recovery, Role,
+    SaveRequest, SessionId, SessionSpec, SlotRef, Ticket,
 };
 use std::collections::BTreeSet;
+
+/// What a query asks for.
+struct Ask {
+    wanted: Vec<(GroupId, BlockHash)>,
+    shapes: Vec<(u16, u64)>,
+    recovery: Option<Vec<(GroupId, u32)>>,
+    /// All or nothing, and never cut short.
+    rule: (bool, bool),
+    mode: Mode,
+    deadline_ms: Option<u32>,
+}
 
 /// What the rules say to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +28,29 @@ pub(crate) enum Verdict {
     Either,
 }
 
+/// The session whose request it is.
+fn asker(event: &Event<'_>) -> Option<SessionId> {
+    match *event {
+        Event::Query { session, .. }
+        | Event::Recover { session, .. }
+        | Event::Candidates { session, .. }
+        | Event::Restore { session, .. }
+        | Event::Keep { session, .. }
+        | Event::Release { session, .. }
+        | Event::Cancel { session, .. }
+        | Event::Reserve { session, .. }
+        | Event::Attest { session, .. }
+        | Event::CopyDone { session, .. }
+        | Event::BadPage { session, .. }
+        | Event::Commit { session, .. }
+        | Event::Abort { session, .. }
+        | Event::Fenced { session, .. }
+        | Event::Forget { session, .. }
+        | Event::Reset { session } => Some(session),
+        _ => None,
+    }
+}
+
 fn refuse_if(wrong: bool) -> Verdict {
     if wrong { Verdict::MustRefuse } else { Verdict::MustAccept }
 }
@@ -23,29 +58,23 @@ fn refuse_if(wrong: bool) -> Verdict {
 impl Model {
     /// Whether the core must refuse the event.
     pub(crate) fn verdict(&self, event: &Event<'_>) -> Verdict {
+        if asker(event).is_some_and(|session| self.open(session).is_none()) {
+            return Verdict::MustRefuse;
+        }
         match *event {
             // Epochs and seats are judged by what follows: only a newer epoch may close a session.
             Event::SessionOpened { .. } => Verdict::Either,
-            Event::Query { session, .. }
-            | Event::Restore { session, .. }
-            | Event::Keep { session, .. }
-            | Event::Release { session, .. }
-            | Event::Cancel { session, .. }
-            | Event::Reserve { session, .. }
-            | Event::Attest { session, .. }
-            | Event::CopyDone { session, .. }
-            | Event::BadPage { session, .. }
-            | Event::Commit { session, .. }
-            | Event::Abort { session, .. }
-            | Event::Fenced { session, .. }
-            | Event::Forget { session, .. }
-            | Event::Reset { session }
-                if self.open(session).is_none() =>
-            {
-                Verdict::MustRefuse
-            }
             Event::Query { session, operation, revision, demand } => {
-                self.verdict_on_query(Ticket { session, operation, revision }, &demand)
+                self.verdict_on_query(Ticket { session, operation, revision }, &self.prefix_ask(session, &demand))
+            }
+            Event::Recover { session, operation, revision, recovery } => {
+                match self.recovery_ask(session, &recovery) {
+                    Some(ask) => self.verdict_on_query(Ticket { session, operation, revision }, &ask),
+                    None => Verdict::MustRefuse,
+                }
+            }
+            Event::Candidates { session, start_tokens, .. } => {
+                refuse_if(!start_tokens.is_multiple_of(self.boundary_tokens(session)))
             }
             Event::Reserve { session, operation, revision, request } => {
                 self.verdict_on_reserve(Ticket { session, operation, revision }, &request)
@@ -102,13 +131,42 @@ impl Model {
         }))
     }
 
-    fn verdict_on_query(&self, ticket: Ticket, demand: &Demand<'_>) -> Verdict {
+    fn prefix_ask(&self, session: SessionId, demand: &Demand<'_>) -> Ask {
+        let group = demand.group;
+        let (shards, slot_bytes) = self.shape(session, group);
+        Ask {
+            wanted: demand.hashes.iter().map(|hash| (group, *hash)).collect(),
+            shapes: vec![(shards, slot_bytes * u64::from(shards)); demand.hashes.len()],
+            recovery: None,
+            rule: (demand.strict, demand.wait_full_prefix),
+            mode: demand.mode,
+            deadline_ms: demand.deadline_ms,
+        }
+    }
+
+    fn recovery_ask(&self, session: SessionId, recovery: &Recovery<'_>) -> Option<Ask> {
+        let Required { pages: wanted, firsts } = self.required(session, recovery)?;
+        let shape = |(group, _): &(GroupId, _)| {
+            let (shards, slot_bytes) = self.shape(session, *group);
+            (shards, slot_bytes * u64::from(shards))
+        };
+        Some(Ask {
+            shapes: wanted.iter().map(shape).collect(),
+            wanted,
+            recovery: Some(firsts),
+            rule: (true, false),
+            mode: recovery.mode,
+            deadline_ms: recovery.deadline_ms,
+        })
+    }
+
+    fn verdict_on_query(&self, ticket: Ticket, ask: &Ask) -> Verdict {
         match self.live(ticket.session, ticket.operation) {
             Some(live) if ticket.revision == live.revision => {
-                let rule = (demand.strict, demand.wait_full_prefix);
                 let fits = |op: &Operation| {
-                    let same = op.group == demand.group && op.hashes == demand.hashes && op.rule == rule;
-                    same && !(op.phase == Phase::Warming && demand.mode == Mode::Demand)
+                    let same =
+                        (&op.wanted, &op.recovery) == (&ask.wanted, &ask.recovery) && op.rule == ask.rule;
+                    same && !(op.phase == Phase::Warming && ask.mode == Mode::Demand)
                 };
                 refuse_if(!self.operations.get(&live).is_some_and(fits))
             }
@@ -151,7 +209,13 @@ impl Model {
                 self.end_fills(session, Some(scheduler));
             }
             Event::Query { session, operation, revision, demand } => {
-                self.asked(now, Ticket { session, operation, revision }, &demand);
+                let ask = self.prefix_ask(session, &demand);
+                self.asked(now, Ticket { session, operation, revision }, ask);
+            }
+            Event::Recover { session, operation, revision, recovery } => {
+                if let Some(ask) = self.recovery_ask(session, &recovery) {
+                    self.asked(now, Ticket { session, operation, revision }, ask);
+                }
             }
             Event::Reserve { session, operation, .. } => self.use_number(session, operation),
             Event::Restore { session, operation, revision } => {
@@ -177,8 +241,11 @@ impl Model {
             Event::Written { slot, extent } => self.written(slot, extent),
             Event::ReadDone { slot, good } => self.read_ended(slot, good),
             Event::ExtentLost { extent, .. } => self.extent_lost(extent),
-            Event::Attest { .. } | Event::SegmentReady { .. } | Event::SegmentFailed { .. } | Event::Tick => {
-            }
+            Event::Candidates { .. }
+            | Event::Attest { .. }
+            | Event::SegmentReady { .. }
+            | Event::SegmentFailed { .. }
+            | Event::Tick => {}
         }
     }
 
@@ -212,11 +279,11 @@ impl Model {
     }
 
     /// A new query, or a new version of one. A repetition changes nothing.
-    fn asked(&mut self, now: Micros, ticket: Ticket, demand: &Demand<'_>) {
+    fn asked(&mut self, now: Micros, ticket: Ticket, ask: Ask) {
         self.use_number(ticket.session, ticket.operation);
         if let Some(live) = self.live(ticket.session, ticket.operation) {
             if live.revision == ticket.revision {
-                return self.claim(live, demand);
+                return self.claim(live, ask.mode);
             }
             self.stop(live);
         }
@@ -225,33 +292,32 @@ impl Model {
         };
         let lifetime = self.config.operation_lifetime_ms;
         let timeout = Some(self.config.read_timeout_ms).filter(|ms| *ms > 0);
-        let asked = demand.deadline_ms.map(u64::from);
-        let cut = [asked, timeout].into_iter().flatten().filter(|_| !demand.wait_full_prefix);
+        let asked = ask.deadline_ms.map(u64::from);
+        let cut = [asked, timeout].into_iter().flatten().filter(|_| !ask.rule.1);
         let wait_ms = cut.fold(lifetime, u64::min);
-        let (shards, slot_bytes) = self.shape(ticket.session, demand.group);
         self.arrivals += 1;
         let operation = Operation {
             instance,
-            phase: match demand.mode {
+            phase: match ask.mode {
                 Mode::Demand => Phase::Waiting,
                 Mode::Prepare => Phase::Preloading,
                 Mode::WarmUp => Phase::Warming,
             },
-            rule: (demand.strict, demand.wait_full_prefix),
-            reading: match demand.mode {
+            rule: ask.rule,
+            reading: match ask.mode {
                 Mode::Demand => Account::Preparing,
                 Mode::Prepare => Account::Preloading,
                 Mode::WarmUp => Account::Warming,
             },
-            unclaimed: demand.mode == Mode::Prepare,
+            unclaimed: ask.mode == Mode::Prepare,
             kept_us: now.0,
             learned: false,
             handed: false,
-            group: demand.group,
-            hashes: demand.hashes.to_vec(),
+            wanted: ask.wanted,
+            shapes: ask.shapes,
+            recovery: ask.recovery,
             parts: Vec::new(),
             bytes: 0,
-            page_bytes: slot_bytes * u64::from(shards),
             lingering_bytes: 0,
             owing: BTreeSet::new(),
             early: BTreeSet::new(),
@@ -262,11 +328,11 @@ impl Model {
     }
 
     /// A demand for what was prepared: from now on it is one like any other.
-    fn claim(&mut self, ticket: Ticket, demand: &Demand<'_>) {
+    fn claim(&mut self, ticket: Ticket, mode: Mode) {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        if demand.mode == Mode::Demand && op.unclaimed {
+        if mode == Mode::Demand && op.unclaimed {
             op.unclaimed = false;
             op.reading = Account::Preparing;
             if op.phase == Phase::Preloading {
@@ -331,7 +397,7 @@ impl Model {
         }
     }
 
-    fn forget(&mut self, session: SessionId, group: GroupId, hashes: &[orbitkv_core::BlockHash]) {
+    fn forget(&mut self, session: SessionId, group: GroupId, hashes: &[BlockHash]) {
         for hash in hashes {
             if let Some(key) = self.key(session, group, *hash) {
                 self.complete.remove(&key);

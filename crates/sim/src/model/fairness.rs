@@ -26,8 +26,7 @@ impl Model {
             if !first.insert(op.instance) {
                 continue;
             }
-            let (shards, slot_bytes) = self.shape(ticket.session, op.group);
-            let need = slot_bytes * u64::from(shards) * self.expected(*ticket, core) as u64;
+            let need = op.bytes_of(self.expected(*ticket, core));
             let own = core.ledger().instance_bytes(op.instance);
             let blocked = own + need > self.config.query_instance_budget_bytes;
             ensure(op.instance != won.instance && blocked, Checker::Fairness, || {

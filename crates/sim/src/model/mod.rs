@@ -10,6 +10,7 @@ mod effects;
 mod events;
 mod fairness;
 mod pages;
+mod recovery;
 mod speculation;
 mod tier;
 
@@ -47,12 +48,14 @@ pub(crate) struct Operation {
     learned: bool,
     /// Handed to the workers: its bytes are booked as being restored.
     handed: bool,
-    group: GroupId,
-    hashes: Vec<BlockHash>,
+    /// Group and hash of each page.
+    wanted: Vec<(GroupId, BlockHash)>,
+    /// Shards and bytes of each page.
+    shapes: Vec<(u16, u64)>,
+    /// Of a recovery: where the pages of each group begin.
+    recovery: Option<Vec<(GroupId, u32)>>,
     parts: Vec<PagePart>,
     pub(crate) bytes: u64,
-    /// Bytes of one page.
-    page_bytes: u64,
     /// Bytes of those for reads that nobody waits for any more.
     lingering_bytes: u64,
     /// Workers that may be copying.
@@ -61,6 +64,13 @@ pub(crate) struct Operation {
     early: BTreeSet<SessionId>,
     /// End of the wait, and order of arrival.
     place: (u64, u64),
+}
+
+impl Operation {
+    /// Bytes of the first so many pages.
+    fn bytes_of(&self, pages: usize) -> u64 {
+        self.shapes.iter().take(pages).map(|(_, bytes)| bytes).sum()
+    }
 }
 
 /// A reservation with slots out.

@@ -159,7 +159,7 @@ impl Model {
             .operations
             .iter()
             .filter(|(_, op)| matches!(op.phase, Phase::Preparing | Phase::Preloading | Phase::Prepared));
-        let wanted = preparing.flat_map(|(t, op)| op.hashes.iter().map(move |h| (t.session, op.group, *h)));
+        let wanted = preparing.flat_map(|(t, op)| op.wanted.iter().map(move |(g, h)| (t.session, *g, *h)));
         let wanted: BTreeSet<_> = wanted.filter_map(|(s, group, hash)| self.key(s, group, hash)).collect();
         for (_, commits) in self.complete.iter_mut().filter(|(key, _)| !wanted.contains(*key)) {
             let kept = |p: &orbitkv_core::PagePart| leased.contains(&p.slot) || self.tier.writes_from(p.slot);

@@ -2,7 +2,7 @@
 
 use super::{Model, Operation};
 use crate::failure::{Checked, Checker, ensure};
-use orbitkv_core::{Account, Core, Event, Micros, Mode, Phase, Ticket};
+use orbitkv_core::{Account, Core, Demand, Event, Micros, Mode, Phase, Recovery, Ticket};
 use std::collections::BTreeMap;
 
 impl Model {
@@ -11,7 +11,10 @@ impl Model {
         self.check_limits()?;
         self.check_expiry(now)?;
         match *event {
-            Event::Query { session, operation, revision, demand } if demand.mode != Mode::Demand => {
+            Event::Query { session, operation, revision, demand: Demand { mode, .. } }
+            | Event::Recover { session, operation, revision, recovery: Recovery { mode, .. } }
+                if mode != Mode::Demand =>
+            {
                 self.check_begin(Ticket { session, operation, revision }, core)
             }
             _ => Ok(()),

@@ -3,10 +3,11 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use orbitkv_wire::{
-    CommitItem, GrantStatus, GrantedBody, Hash, KeepItem, Kind, Part, QueryMode, QueryRule, Slot, ToClient,
-    ToManager, WireMiss, write_frame,
+    CommitItem, GrantStatus, GrantedBody, Hash, KeepItem, Kind, Part, QueryMode, QueryRule, RangeItem,
+    RecoverBody, RecoveredBody, RecoveredItem, Slot, ToClient, ToManager, WireMiss, write_frame,
 };
 use proptest::prelude::*;
+use zerocopy::little_endian::U32;
 
 /// Random values from which any message can be made.
 #[derive(Clone, Debug)]
@@ -26,10 +27,14 @@ pub(crate) struct Fields {
     pub(crate) parts: Vec<Part>,
     pub(crate) text: String,
     pub(crate) miss: WireMiss,
+    pub(crate) ranges: Vec<RangeItem>,
+    /// Two parts each.
+    pub(crate) recovered: Vec<RecoveredItem>,
+    pub(crate) boundaries: Vec<U32>,
 }
 
-pub(crate) const TO_MANAGER: usize = 16;
-pub(crate) const TO_CLIENT: usize = 14;
+pub(crate) const TO_MANAGER: usize = 18;
+pub(crate) const TO_CLIENT: usize = 16;
 
 fn slot() -> impl Strategy<Value = Slot> {
     any::<[u32; 3]>().prop_map(|[segment, index, generation]| Slot {
@@ -79,6 +84,21 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
             zero: 0.into(),
         });
         let kept = kept.collect();
+        let range = |slot: &Slot| RangeItem {
+            group: group.into(),
+            zero: 0.into(),
+            first_page: slot.index,
+            end_page: slot.segment,
+        };
+        let ranges = slots.iter().map(range).collect();
+        let two = |slot: &Slot| RecoveredItem {
+            group: group.into(),
+            shards: (1 + u16::from(flag)).into(),
+            first_page: slot.index,
+            pages: (2 - u32::from(flag)).into(),
+        };
+        let recovered = slots.iter().map(two).collect();
+        let boundaries = slots.iter().map(|slot| slot.generation).collect();
         let (shards, statuses, parts) = grants;
         Fields {
             group,
@@ -96,6 +116,9 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
             parts,
             text,
             miss,
+            ranges,
+            recovered,
+            boundaries,
         }
     })
 }
@@ -129,6 +152,15 @@ impl Fields {
             12 => ToManager::Forget { group: self.group, hashes },
             13 => ToManager::Reset,
             14 => ToManager::Keep(&self.kept),
+            15 => ToManager::Recover(RecoverBody {
+                start_tokens: self.small,
+                end_tokens: !self.small,
+                deadline_ms: self.small / 3,
+                mode: self.rule().mode,
+                ranges: &self.ranges,
+                hashes,
+            }),
+            16 => ToManager::Candidates { start_tokens: self.small, hashes },
             _ => ToManager::CopiesEnded { session: self.large },
         }
     }
@@ -142,6 +174,11 @@ impl Fields {
             2 => ToClient::Waiting,
             12 => ToClient::Prepared { pages: self.small },
             13 => ToClient::Warmed { pages: self.small },
+            14 => ToClient::Recovered(RecoveredBody {
+                ranges: &self.recovered,
+                parts: &self.parts[..self.recovered.len() * 2],
+            }),
+            15 => ToClient::Candidates(&self.boundaries),
             3 => ToClient::Ready {
                 pages: u32::try_from(pages).unwrap(),
                 shards: self.shards,
