@@ -140,6 +140,10 @@ class Query:
     def pages(self) -> int:
         """Pages of the leased prefix (0 unless READY)."""
     @property
+    def ids(self) -> tuple[int, int, int]:
+        """Its name on the manager: session, operation, revision. Zeros if it was never sent. A
+        claim has those of its preparation, unless it had to ask anew."""
+    @property
     def miss_reason(self) -> str:
         """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused, released;
         empty unless MISS."""
@@ -160,6 +164,9 @@ class Preparation:
     @property
     def pages(self) -> int:
         """Pages in memory for it (0 unless PREPARED)."""
+    @property
+    def ids(self) -> tuple[int, int, int]:
+        """Its name on the manager: session, operation, revision. Zeros if it was never sent."""
     @property
     def miss_reason(self) -> str:
         """As of a query; "expired": not polled in time; "released": claimed or cancelled. Empty unless

@@ -65,8 +65,13 @@ def test_what_is_prepared_is_claimed_and_restored(new_manager: Start, new_instan
     prepared(preparation)
     assert manager.status()["query"]["reserved_bytes_by_phase"]["prepared"] == BYTES
     assert lookups(manager) == before, "nobody has looked anything up"
+    session, operation, revision = preparation.ids
     query = preparation.claim()
     ready(query)
+    assert query.ids == (session, operation, revision), "a claim is the same operation"
+    other = instance.scheduler.query(chain("other", 1))
+    assert other.ids == (session, operation + 1, revision), "control: another query is another one"
+    other.release()
     assert lookups(manager) != before, "control: the claim is the lookup"
     assert manager.counters()["queries"] == before[0] + 1
     assert (preparation.poll(), preparation.pages) == (native.MISS, 0)
