@@ -156,6 +156,7 @@ class SchedulerSide:
         record.lookup = None
         record.restored = range(start, start + count)
         record.phase = Phase.LOADING if is_async else Phase.RUNNING
+        record.is_unused = is_async
         # The engine cannot take the load back any more, so the worker reports one without a ticket as failed.
         self.loads.append(LoadOrder(request_id, ticket, destination, is_async))
         if is_async:
@@ -193,8 +194,10 @@ class SchedulerSide:
         """The step is the first one of requests that were restored between steps."""
         for request_id in output.num_scheduled_tokens:
             record = self.records.get(request_id)
-            if record is not None and record.phase is Phase.LOADING and record.restored:
-                self._trace.event("first_use", request_id, pages=len(record.restored))
+            if record is not None and record.is_unused:
+                record.is_unused = False
+                if record.restored:
+                    self._trace.event("first_use", request_id, pages=len(record.restored))
 
     def _offer(self, full_blocks: dict[str, int]) -> None:
         """Offers blocks that are full at the end of this step. While the manager is away nothing is
