@@ -68,10 +68,6 @@ def test_what_is_prepared_is_claimed_and_restored(new_manager: Start, new_instan
     session, operation, revision = preparation.ids
     query = preparation.claim()
     ready(query)
-    assert query.ids == (session, operation, revision), "a claim is the same operation"
-    other = instance.scheduler.query(chain("other", 1))
-    assert other.ids == (session, operation + 1, revision), "control: another query is another one"
-    other.release()
     assert lookups(manager) != before, "control: the claim is the lookup"
     assert manager.counters()["queries"] == before[0] + 1
     assert (preparation.poll(), preparation.pages) == (native.MISS, 0)
@@ -82,6 +78,10 @@ def test_what_is_prepared_is_claimed_and_restored(new_manager: Start, new_instan
     assert instance.differing("a", PAGES) == []
     assert manager.counters()["read_pages"] == reads + PAGES, "read once"
     assert manager.counters()["claims"] == 1
+    assert query.ids == (session, operation, revision), "a claim is the same operation"
+    other = instance.scheduler.query(chain("other", 1))
+    assert other.ids == (session, operation + 1, revision), "control: another query is another one"
+    other.release()
     manager.assert_drained()
 
 
