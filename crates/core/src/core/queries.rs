@@ -300,12 +300,11 @@ impl Core {
         let (copying, lingering) = (!op.owing.is_empty(), op.lingering > 0);
         let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
         self.timers.remove(&(expiry, ticket));
-        let queued = op.queued.is_some();
-        op.phase = Phase::Draining;
-        if queued {
-            self.leave_queue(ticket);
+        if let Some((deadline, arrival)) = op.queued.take() {
+            self.queue.remove(&(deadline, arrival, ticket));
             self.wake = true;
         }
+        op.phase = Phase::Draining;
         if copying {
             self.mark(Mark::CancelDuringCopy);
         }
