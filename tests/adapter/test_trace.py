@@ -63,6 +63,8 @@ def restore(engine: Any, mini: Any, name: str, mode: str) -> list[bytes]:
         # vLLM gives it the blocks of its other tokens, and says so once more.
         table = engine.allocate(b, 0, local=table)
     engine.step(mini.output(new=[(b, table, 16, 2)]), has_sync=mode == "sync")
+    b.append(7)
+    engine.step(mini.output(cached=[(b, [], 18, 1)]))
     engine.finish(b)
     return [engine.content(block) for block in table[:PAGES]]
 
@@ -315,6 +317,8 @@ def make_unusable(kind: str, path: Path) -> Path:
             path.symlink_to(path.parent / "other")
         case "fifo":
             os.mkfifo(path)
+        case "device":
+            return Path("/dev/null")
         case "no directory":
             return path / "missing"
     return path
@@ -337,6 +341,7 @@ def assert_goes_on(engine: Any, mini: Any, lines: list[str], why: str) -> None:
         ("directory", "Is a directory"),
         ("link", "symbolic links"),
         ("fifo", "No such device"),
+        ("device", "is not a regular file"),
         ("no directory", "No such file or directory"),
     ],
 )
@@ -414,7 +419,7 @@ def test_a_file_that_takes_nothing_keeps_nobody(
 
     def stuck(file: int, data: bytes) -> int:
         stands.set()
-        go_on.wait()
+        go_on.wait(30)
         return write(file, data)
 
     monkeypatch.setattr(tracing.os, "write", stuck)

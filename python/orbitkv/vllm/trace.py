@@ -37,6 +37,8 @@ FLUSH_S = 0.1
 CLOSE_S = 1.0
 # Clients may choose request ids.
 MAX_ID_CHARS = 200
+# `json.dumps` would make an encoder a line.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 OFF = "OrbitKV: transfers are not traced any more, the cache goes on; %s: %s"
 
 
@@ -161,7 +163,7 @@ class Trace(NoTrace):
         line.update(fields)
         if "pages" in fields:
             line["bytes"] = fields["pages"] * self._page_bytes
-        return json.dumps(line, separators=(",", ":")) + "\n"
+        return _encode(line) + "\n"
 
 
 def _open(path: Path) -> int:
