@@ -166,6 +166,10 @@ class Query:
         """Leased pages as `(group, first page, page after the last)`: one of a prefix, counted from its first
         hash, and one for each cache group of a recovery, in the order of its ticket; empty unless READY."""
     @property
+    def ids(self) -> tuple[int, int, int]:
+        """Its name on the manager: session, operation, revision. Zeros if it was never sent. A
+        claim has those of its preparation, unless it had to ask anew."""
+    @property
     def miss_reason(self) -> str:
         """absent, inactive, deadline, lifetime, limit, expired, budget, disconnected, refused, released;
         empty unless MISS."""
@@ -207,6 +211,9 @@ class Preparation:
     @property
     def pages(self) -> int:
         """Pages in memory for it (0 unless PREPARED)."""
+    @property
+    def ids(self) -> tuple[int, int, int]:
+        """Its name on the manager: session, operation, revision. Zeros if it was never sent."""
     @property
     def miss_reason(self) -> str:
         """As of a query; "expired": not polled in time; "released": claimed or cancelled. Empty unless

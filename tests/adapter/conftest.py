@@ -95,7 +95,11 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             said.append(record.getMessage())
 
     handler = Collect(level=logging.INFO)
+    level = log.logger.level
     log.logger.addHandler(handler)
+    # Whatever level the environment asks for.
+    log.logger.setLevel(logging.INFO)
     monkeypatch.setattr(log, "_said", set())
     yield said
+    log.logger.setLevel(level)
     log.logger.removeHandler(handler)

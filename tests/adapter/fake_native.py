@@ -28,6 +28,7 @@ class Manager:
     pages: dict[bytes, bytes] = field(default_factory=dict)
     filling: set[bytes] = field(default_factory=set)
     leases: int = 0
+    operations: int = 0
     queries: list[Any] = field(default_factory=list)
     preparations: list[Any] = field(default_factory=list)
     warm_ups: list[list[bytes]] = field(default_factory=list)
@@ -54,6 +55,11 @@ class Manager:
         """Fails a call the test wants to fail, as a defect would (not as the client's own error)."""
         if call in self.raise_in:
             raise RuntimeError(f"planted in {call}")
+
+    def next_ids(self) -> tuple[int, int, int]:
+        """Session, operation and revision of a new operation."""
+        self.operations += 1
+        return (7, self.operations, 1)
 
     def ticket(self, hashes: list[bytes]) -> bytes:
         name = b"ticket-%d" % len(self.tickets)
@@ -121,6 +127,7 @@ class Query:
         self.released = False
         self.restored = False
         self.lost = False
+        self.ids = MANAGER.next_ids()
         self._state = PENDING
         self.pages = 0
 
@@ -159,6 +166,7 @@ class Preparation:
 
     def __init__(self, hashes: list[bytes]) -> None:
         self.hashes = hashes
+        self.ids = MANAGER.next_ids()
         self.polls = 0
         self.state = PENDING
         self.pages = 0
@@ -192,8 +200,11 @@ class Preparation:
     def claim(self, *, deadline_ms: int = 0) -> Query:
         MANAGER.check("claim")
         assert not self.over, "claimed after its end"
+        is_live = self.state != MISS
         self._let_go()
         self.claimed = Query(self.hashes)
+        if is_live:
+            self.claimed.ids = self.ids
         self.claimed.deadline_ms = deadline_ms
         MANAGER.queries.append(self.claimed)
         return self.claimed

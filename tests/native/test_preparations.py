@@ -65,6 +65,7 @@ def test_what_is_prepared_is_claimed_and_restored(new_manager: Start, new_instan
     prepared(preparation)
     assert manager.status()["query"]["reserved_bytes_by_phase"]["prepared"] == BYTES
     assert lookups(manager) == before, "nobody has looked anything up"
+    session, operation, revision = preparation.ids
     query = preparation.claim()
     ready(query)
     assert lookups(manager) != before, "control: the claim is the lookup"
@@ -77,6 +78,10 @@ def test_what_is_prepared_is_claimed_and_restored(new_manager: Start, new_instan
     assert instance.differing("a", PAGES) == []
     assert manager.counters()["read_pages"] == reads + PAGES, "read once"
     assert manager.counters()["claims"] == 1
+    assert query.ids == (session, operation, revision), "a claim is the same operation"
+    other = instance.scheduler.query(chain("other", 1))
+    assert other.ids == (session, operation + 1, revision), "control: another query is another one"
+    other.release()
     manager.assert_drained()
 
 

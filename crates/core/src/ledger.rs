@@ -52,6 +52,12 @@ pub(crate) enum Side {
     Held(InstanceId, Account),
 }
 
+impl Side {
+    fn speculative(self) -> bool {
+        matches!(self, Self::Held(_, account) if account.speculative())
+    }
+}
+
 type Row = [u64; Account::ALL.len()];
 
 /// The books. `free + Σ accounts = budget` holds by construction: bytes only ever move.
@@ -61,11 +67,21 @@ pub struct Ledger {
     free_bytes: u64,
     rows: BTreeMap<InstanceId, Row>,
     peak_bytes: u64,
+    /// Sum of the speculative accounts, kept with each transfer so that its peak is exact.
+    speculative_bytes: u64,
+    speculative_peak_bytes: u64,
 }
 
 impl Ledger {
     pub(crate) fn new(budget_bytes: u64) -> Self {
-        Self { budget_bytes, free_bytes: budget_bytes, rows: BTreeMap::new(), peak_bytes: 0 }
+        Self {
+            budget_bytes,
+            free_bytes: budget_bytes,
+            rows: BTreeMap::new(),
+            peak_bytes: 0,
+            speculative_bytes: 0,
+            speculative_peak_bytes: 0,
+        }
     }
 
     /// Moves bytes from one side to the other.
@@ -78,6 +94,13 @@ impl Ledger {
         *source -= bytes;
         *self.side(to) += bytes;
         self.peak_bytes = self.peak_bytes.max(self.reserved_bytes());
+        if from.speculative() {
+            self.speculative_bytes -= bytes;
+        }
+        if to.speculative() {
+            self.speculative_bytes += bytes;
+            self.speculative_peak_bytes = self.speculative_peak_bytes.max(self.speculative_bytes);
+        }
         if let Side::Held(instance, _) = from
             && self.rows.get(&instance).is_some_and(|row| row.iter().all(|b| *b == 0))
         {
@@ -116,6 +139,12 @@ impl Ledger {
         self.peak_bytes
     }
 
+    /// The most that was ever speculative at once.
+    #[must_use]
+    pub fn speculative_peak_bytes(&self) -> u64 {
+        self.speculative_peak_bytes
+    }
+
     /// Bytes of all instances in one account.
     #[must_use]
     pub fn account_bytes(&self, account: Account) -> u64 {
@@ -143,13 +172,15 @@ impl Ledger {
     /// Speculative bytes of all instances.
     #[must_use]
     pub fn speculative_bytes(&self) -> u64 {
-        Account::ALL.iter().filter(|a| a.speculative()).map(|a| self.account_bytes(*a)).sum()
+        self.speculative_bytes
     }
 
     /// Whether the books add up.
     pub(crate) fn balanced(&self) -> bool {
         let held: u64 = self.rows.values().flatten().sum();
-        held + self.free_bytes == self.budget_bytes
+        let speculative: u64 =
+            Account::ALL.iter().filter(|a| a.speculative()).map(|a| self.account_bytes(*a)).sum();
+        held + self.free_bytes == self.budget_bytes && speculative == self.speculative_bytes
     }
 }
 
@@ -167,8 +198,13 @@ mod tests {
         assert!(ledger.balanced());
         assert_eq!((ledger.reserved_bytes(), ledger.free_bytes()), (65, 35));
         assert_eq!((ledger.instance_bytes(a), ledger.speculative_bytes()), (40, 25));
+        ledger.transfer(Side::Held(b, Account::Prepared), Side::Held(b, Account::Ready), 10);
+        ledger.transfer(Side::Free, Side::Held(a, Account::Warming), 5);
+        assert_eq!((ledger.speculative_bytes(), ledger.speculative_peak_bytes()), (20, 25));
+        ledger.transfer(Side::Held(a, Account::Warming), Side::Free, 5);
         ledger.transfer(Side::Held(a, Account::Restoring), Side::Free, 40);
-        assert_eq!((ledger.account_bytes(Account::Restoring), ledger.peak_bytes()), (0, 65));
+        assert!(ledger.balanced());
+        assert_eq!((ledger.account_bytes(Account::Restoring), ledger.peak_bytes()), (0, 70));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod core;
 mod counters;
 mod effect;
 mod event;
+mod histogram;
 mod ids;
 mod index;
 mod instance;
@@ -32,11 +33,12 @@ mod stored;
 mod view;
 mod wanted;
 
-pub use crate::core::Core;
+pub use crate::core::{BUDGET_WAIT_BUCKETS, Core};
 pub use config::{Config, ConfigError};
 pub use counters::Counters;
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart, RecoveredRange};
 pub use event::{Demand, Event, Evidence, Mode, Recovery, SaveRequest};
+pub use histogram::Histogram;
 pub use ids::{
     BlockHash, ClientId, ExtentId, GroupId, InstanceId, Micros, NamespaceDigest, NamespaceId, OperationId,
     PageKey, Revision, SegmentId, SessionId, ShardId, SlotRef, Ticket,

@@ -1,7 +1,7 @@
 //! `/metrics`: a snapshot in the Prometheus text format. docs/metrics.md explains each name.
 
 use crate::snapshot::Snapshot;
-use crate::tally::Histogram;
+use orbitkv_core::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -59,6 +59,10 @@ impl Scrape {
         page.gauge("query_reserved_bytes", "Bytes that queries own", query.reserved_bytes)?;
         let speculative = query.speculative_reserved_bytes;
         page.gauge("query_speculative_reserved_bytes", "Bytes owned by reads ahead of demand", speculative)?;
+        let (peak, speculative) = (query.peak_reserved_bytes, query.peak_speculative_reserved_bytes);
+        page.gauge("query_reserved_peak_bytes", "Most bytes that queries ever owned at once", peak)?;
+        let help = "Most bytes that reads ahead of demand ever owned at once";
+        page.gauge("query_speculative_reserved_peak_bytes", help, speculative)?;
         let phases = query.reserved_bytes_by_phase.iter().map(|(account, bytes)| (*account, *bytes));
         page.gauges("query_reserved_bytes_by_phase", "Bytes that queries own, by account", "phase", phases)?;
         let operations = query.operations.iter().map(|(phase, count)| (*phase, *count as u64));
@@ -66,6 +70,7 @@ impl Scrape {
         page.gauge("leases", "Queries with leased pages", query.leases as u64)?;
         page.counter("queries", "Queries with a final answer", counters.queries)?;
         page.counter("query_budget_waits", "Queries that waited for budget", counters.budget_waits)?;
+        page.histogram("query_budget_wait_seconds", "Ended waits for budget", &self.0.budget_wait)?;
         page.counter("query_budget_bypasses", "Queries larger than their budget", counters.budget_bypasses)?;
         page.counter("query_timeouts", "Waits for budget or reads ended by time", counters.timed_out)?;
         page.counter("lease_expirations", "Leases that nobody handed out in time", counters.expired_leases)?;
@@ -201,10 +206,15 @@ impl Page<'_> {
         })
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) -> fmt::Result {
+    fn histogram<const N: usize>(&mut self, name: &str, help: &str, histogram: &Histogram<N>) -> fmt::Result {
         self.start(name, help, MetricType::Histogram, |mut e| {
             let buckets = histogram.buckets();
-            e.encode_histogram::<NoLabelSet>(histogram.sum_seconds(), histogram.count(), &buckets, None)
+            e.encode_histogram::<NoLabelSet>(
+                histogram.sum_micros() as f64 / 1e6,
+                histogram.count(),
+                &buckets,
+                None,
+            )
         })
     }
 }

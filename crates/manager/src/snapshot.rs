@@ -2,7 +2,7 @@
 
 use crate::sessions::InstanceRow;
 use crate::tally::Tally;
-use orbitkv_core::Counters;
+use orbitkv_core::{BUDGET_WAIT_BUCKETS, Counters, Histogram};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -12,6 +12,8 @@ pub(crate) struct Snapshot {
     pub(crate) status: Status,
     pub(crate) tally: Tally,
     pub(crate) counters: Counters,
+    /// How long queries waited for budget.
+    pub(crate) budget_wait: Histogram<BUDGET_WAIT_BUCKETS>,
 }
 
 /// Body of `GET /status`.
@@ -61,6 +63,7 @@ pub(crate) struct QueryStatus {
     pub(crate) reserved_bytes: u64,
     pub(crate) peak_reserved_bytes: u64,
     pub(crate) speculative_reserved_bytes: u64,
+    pub(crate) peak_speculative_reserved_bytes: u64,
     /// The ledger, by account.
     pub(crate) reserved_bytes_by_phase: BTreeMap<&'static str, u64>,
     /// Queries that are not over, by phase.

@@ -1,43 +1,10 @@
 //! What the shell itself counts. The core counts the rest.
 
+use orbitkv_core::Histogram;
 use orbitkv_wire::Kind;
-use std::time::Duration;
 
-/// Upper bounds of the buckets are 16 µs × 2^i.
-const BUCKETS: usize = 16;
-const FIRST_BUCKET_MICROS: u64 = 16;
-
-/// Durations in buckets of powers of two.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Histogram {
-    counts: [u64; BUCKETS + 1],
-    sum_micros: u64,
-}
-
-impl Histogram {
-    pub(crate) fn observe(&mut self, duration: Duration) {
-        let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
-        let steps = micros.div_ceil(FIRST_BUCKET_MICROS).max(1);
-        // Smallest i with 2^i >= steps.
-        let bucket = (u64::BITS - (steps - 1).leading_zeros()) as usize;
-        self.counts[bucket.min(BUCKETS)] += 1;
-        self.sum_micros = self.sum_micros.saturating_add(micros);
-    }
-
-    /// Upper bound in seconds and own count of each bucket. Longer durations are in the total alone.
-    pub(crate) fn buckets(&self) -> Vec<(f64, u64)> {
-        let bound = |i| (FIRST_BUCKET_MICROS << i) as f64 / 1e6;
-        self.counts.iter().take(BUCKETS).enumerate().map(|(i, count)| (bound(i), *count)).collect()
-    }
-
-    pub(crate) fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-
-    pub(crate) fn sum_seconds(&self) -> f64 {
-        self.sum_micros as f64 / 1e6
-    }
-}
+/// Buckets up to half a second.
+pub(crate) const HANDLING_BUCKETS: usize = 16;
 
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +65,7 @@ pub(crate) struct Tally {
     closed: [u64; CloseReason::ALL.len()],
     pub(crate) connections: u64,
     pub(crate) segments_failed: u64,
-    pub(crate) handling: Histogram,
+    pub(crate) handling: Histogram<HANDLING_BUCKETS>,
 }
 
 impl Tally {
@@ -139,20 +106,6 @@ fn bump<T: PartialEq>(counts: &mut [u64], all: &[T], one: &T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bounds_are_inclusive_powers_of_two_from_16_micros() {
-        let mut histogram = Histogram::default();
-        for micros in [0, 16, 17, 32, 33, u64::MAX] {
-            histogram.observe(Duration::from_micros(micros));
-        }
-        let buckets = histogram.buckets();
-        assert_eq!(buckets[0], (16e-6, 2));
-        assert_eq!(buckets[1], (32e-6, 2));
-        assert_eq!(buckets[2], (64e-6, 1));
-        assert_eq!(buckets.iter().map(|(_, count)| count).sum::<u64>(), 5);
-        assert_eq!(histogram.count(), 6, "the one beyond all bounds is counted");
-    }
 
     #[test]
     fn counts_go_to_their_kind() {

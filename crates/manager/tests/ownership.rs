@@ -75,7 +75,14 @@ fn neither_budget_is_ever_exceeded_and_waiters_come_as_bytes_come_free() {
     assert_eq!(reserved_slots(&manager), 5);
     let status = query_status(&manager);
     assert_eq!(status["peak_reserved_bytes"], 6 * SLOT_BYTES);
+    assert_eq!(status["peak_speculative_reserved_bytes"], 0);
     assert_eq!(manager.status()["counters"]["budget_waits"], 2);
+    let metrics = manager.metrics();
+    let value = |name: &str| metrics[&format!("orbitkv_query_{name}")];
+    assert_eq!(value("budget_wait_seconds_count"), 2.0);
+    assert!(value("budget_wait_seconds_sum") > 0.0);
+    assert_eq!(value("reserved_peak_bytes"), (6 * SLOT_BYTES) as f64);
+    assert_eq!(value("speculative_reserved_peak_bytes"), 0.0);
 }
 
 #[test]

@@ -31,6 +31,11 @@ impl Preparation {
     }
 
     #[getter]
+    fn ids(&self) -> PyResult<(u64, u64, u32)> {
+        self.guard.look(|| Ok(self.preparation.ids()))
+    }
+
+    #[getter]
     fn miss_reason(&self) -> PyResult<&'static str> {
         self.guard.look(|| Ok(self.preparation.miss_reason().map_or("", MissReason::name)))
     }

@@ -197,6 +197,11 @@ impl Query {
     }
 
     #[getter]
+    fn ids(&self) -> PyResult<(u64, u64, u32)> {
+        self.guard.look(|| Ok(self.query.ids()))
+    }
+
+    #[getter]
     fn miss_reason(&self) -> PyResult<&'static str> {
         self.guard.look(|| Ok(self.query.miss_reason().map_or("", MissReason::name)))
     }

@@ -11,6 +11,7 @@ Each request has one turn: neither a miss nor a preemption reads ahead for it ag
 from __future__ import annotations
 
 import enum
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from orbitkv.vllm.extent import Extent, usable_blocks
 from orbitkv.vllm.log import logger
 from orbitkv.vllm.native import load_native
+from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
     from orbitkv.vllm.settings import Settings
+    from orbitkv.vllm.trace import NoTrace
 
 # Also the manager's limit of preparations for one client.
 WINDOW = 4
@@ -63,18 +66,26 @@ def choose_mode(settings: Settings, *, world_size: int) -> Mode:
 class Preparation:
     """Pages that are read for one request, and held for it."""
 
-    def __init__(self, native: Any, extent: Extent) -> None:
+    def __init__(self, native: Any, extent: Extent, trace: Callable[..., None]) -> None:
         self._native = native
         self._extent = extent
+        self._trace = trace
+        self._begun = time.monotonic()
+        self._state = load_native().PENDING
 
-    def keep(self) -> None:
-        """Holds the pages for another second."""
-        self._native.poll()
+    def keep(self) -> int:
+        """Holds the pages for another second. Its state."""
+        state = self._native.poll()
+        if state != self._state and state == load_native().PREPARED:
+            self._trace("host_ready", pages=self._native.pages)
+            self._trace("prepared_read_ms", ms=round((time.monotonic() - self._begun) * 1000, 3))
+        self._state = state
+        return state
 
     @property
     def is_live(self) -> bool:
         """Whether there is still something to claim."""
-        return self._native.poll() != load_native().MISS
+        return self.keep() != load_native().MISS
 
     def holds(self, extent: Extent) -> bool:
         """Whether these are the pages of that extent, all of them and no others."""
@@ -87,6 +98,7 @@ class Preparation:
     def cancel(self) -> None:
         """Gives its pages back."""
         self._native.cancel()
+        trace_cancel(self._trace, self._state)
 
 
 @dataclass
@@ -100,8 +112,9 @@ class _Waiting:
 class Lookahead:
     """Requests without blocks by arrival, and what is being read for the first of them."""
 
-    def __init__(self, client: Any, mode: Mode, block_tokens: int) -> None:
+    def __init__(self, client: Any, mode: Mode, block_tokens: int, trace: NoTrace) -> None:
         self._client = client
+        self._trace = trace
         self._mode = mode
         self._block_tokens = block_tokens
         self._get_cached_block: Callable[[Any, list[int]], Any] | None = None
@@ -141,10 +154,16 @@ class Lookahead:
         extent = Extent.of(request, start, usable)
         hashes = extent.hashes(request)
         if self._mode is Mode.WARM_UP:
-            self.counters["warm_ups"] += self._client.warm_up(hashes, group=0)
+            is_sent = self._client.warm_up(hashes, group=0)
+            self.counters["warm_ups"] += is_sent
+            if is_sent:
+                self._trace.event("read_start", request.request_id, mode="warm_up", pages=extent.stop - start)
             return
-        waiting.preparation = Preparation(self._client.prepare_prefix(hashes, group=0), extent)
+        native = self._client.prepare_prefix(hashes, group=0)
+        trace = self._trace.of(request.request_id, native, "prepare")
+        waiting.preparation = Preparation(native, extent, trace)
         self.counters["preparations"] += 1
+        trace("read_start", pages=extent.stop - start)
 
     def _resident(self, request: Request, usable: int) -> int:
         """Leading blocks, `usable` at most, in the engine's own cache, found as it finds them. Looking

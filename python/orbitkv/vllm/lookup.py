@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from orbitkv.vllm.extent import Extent
 from orbitkv.vllm.native import load_native
+from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm.v1.request import Request
 
     from orbitkv.vllm.lookahead import Lookahead
     from orbitkv.vllm.requests import RequestRecord
     from orbitkv.vllm.settings import Settings
+    from orbitkv.vllm.trace import NoTrace
 
 
 class Lookup:
     """A query for the blocks of a request from position `start` on, and the lease it may end with."""
 
-    def __init__(self, query: Any, start: int) -> None:
+    def __init__(self, query: Any, start: int, trace: Callable[..., None]) -> None:
         self.start = start
         self._query = query
         self._closed = False
+        self._trace = trace
+        self._state = load_native().PENDING
+        self._is_handed_out = False
 
     @property
     def closed(self) -> bool:
@@ -32,11 +39,21 @@ class Lookup:
 
     def poll(self) -> int:
         """The query's state."""
-        return self._query.poll()
+        return self._seen(self._query.poll())
 
     def wait(self, timeout_us: int) -> int:
         """The query's state after waiting at most that long for a final one."""
-        return self._query.wait(timeout_us)
+        return self._seen(self._query.wait(timeout_us))
+
+    def _seen(self, state: int) -> int:
+        if state != self._state and state == load_native().READY:
+            self._trace("host_ready", pages=self._query.pages)
+        self._state = state
+        return state
+
+    def give_up(self) -> None:
+        """The deadline has ended it without a page."""
+        self._trace("read_deadline")
 
     @property
     def timed_out(self) -> bool:
@@ -51,6 +68,7 @@ class Lookup:
     def restore(self, start: int, count: int) -> bytes:
         """Ticket for the pages of positions `start .. start + count`; ends interest. Raises when the lease is
         gone. The pages stay leased until the workers are done with the ticket."""
+        self._is_handed_out = True
         try:
             return self._query.restore(start - self.start, count)
         finally:
@@ -61,16 +79,19 @@ class Lookup:
         if not self._closed:
             self._closed = True
             self._query.release()
+            if not self._is_handed_out:
+                trace_cancel(self._trace, self._state)
 
 
 class Lookups:
     """Asks for requests. Each admission of a request costs one query, however often the engine repeats
     itself."""
 
-    def __init__(self, client: Any, settings: Settings, lookahead: Lookahead) -> None:
+    def __init__(self, client: Any, settings: Settings, lookahead: Lookahead, trace: NoTrace) -> None:
         self._client = client
         self._settings = settings
         self._lookahead = lookahead
+        self._trace = trace
         self._native = load_native()
         self.counters: Counter[str] = Counter()
 
@@ -97,7 +118,9 @@ class Lookups:
         else:
             hits = 0
             self.counters["lookup_misses"] += 1
-            self.counters["lookup_timeouts"] += lookup.timed_out
+            if lookup.timed_out:
+                self.counters["lookup_timeouts"] += 1
+                lookup.give_up()
         if hits <= 0:
             lookup.close()
         return max(hits, 0)
@@ -108,17 +131,22 @@ class Lookups:
             record.lookup_deadline = now + self._settings.lookup_deadline_ms / 1000
         remaining_ms = max(1, int((record.lookup_deadline - now) * 1000))
         self.counters["lookups"] += 1
-        return Lookup(self._query(record.request, start, usable, remaining_ms), start)
+        extent = Extent.of(record.request, start, usable)
+        query, is_new = self._query(record.request, extent, remaining_ms)
+        trace = self._trace.of(record.request.request_id, query, "demand")
+        if is_new:
+            trace("read_start", pages=extent.stop - extent.start)
+        return Lookup(query, start, trace)
 
-    def _query(self, request: Request, start: int, usable: int, deadline_ms: int) -> Any:
-        """Claims what was prepared for the request, or asks anew."""
-        extent = Extent.of(request, start, usable)
+    def _query(self, request: Request, extent: Extent, deadline_ms: int) -> tuple[Any, bool]:
+        """Claims what was prepared for the request, or asks anew; whether it did."""
         preparation = self._lookahead.take(request.request_id)
         if preparation is not None and preparation.holds(extent):
-            self.counters["preparations_claimed"] += preparation.is_live
-            return preparation.claim(deadline_ms)
+            is_live = preparation.is_live
+            self.counters["preparations_claimed"] += is_live
+            return preparation.claim(deadline_ms), not is_live
         query = self._client.query(extent.hashes(request), group=0, deadline_ms=deadline_ms)
         if preparation is not None:
             # Only now: the pages that both want are not let go in between.
             preparation.cancel()
-        return query
+        return query, True

@@ -45,6 +45,8 @@ class RequestRecord:
     local_blocks: int = 0
     # Positions that came from the cache manager; it has them already.
     restored: range = range(0)
+    # They were restored between steps, and the request has been in no step since.
+    is_unused: bool = False
     # Leading positions whose saving has been decided.
     considered: int = 0
     # A restore for this request failed once: it is recomputed, however often it is looked up again.
@@ -60,6 +62,7 @@ class RequestRecord:
         self.blocks = []
         self.local_blocks = 0
         self.restored = range(0)
+        self.is_unused = False
 
     def close_lookup(self) -> None:
         """Ends interest in the pages found; idempotent."""

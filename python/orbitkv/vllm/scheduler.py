@@ -20,6 +20,7 @@ from orbitkv.vllm.requests import Answer, Phase, RequestRecord
 from orbitkv.vllm.saves import Page, SaveBook
 from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables
+from orbitkv.vllm.trace import open_trace
 from orbitkv.vllm.transfer import TransferEstimate
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class SchedulerSide:
         )
         self._client = load_native().SchedulerClient(registration)
         mode = choose_mode(settings, world_size=world_size)
-        self._lookahead = Lookahead(self._client, mode, block_tokens)
-        self._lookups = Lookups(self._client, settings, self._lookahead)
+        self._trace = open_trace(settings, page_bytes=page_bytes * world_size, side="scheduler")
+        self._lookahead = Lookahead(self._client, mode, block_tokens, self._trace)
+        self._lookups = Lookups(self._client, settings, self._lookahead, self._trace)
         self._estimate = TransferEstimate(settings, page_bytes)
         self._pool: BlockPool | None = None
         needs_gate = settings.admission_gate and engine_needs_gate()
@@ -83,6 +85,7 @@ class SchedulerSide:
     def accept(self, request: Request) -> None:
         """The engine has queued the request, and will ask about it when it can run it."""
         self.add_request(request)
+        self._trace.event("queued", request.request_id, pages=request.num_tokens // self._block_tokens)
         self._lookahead.accepted(request)
 
     def add_request(self, request: Request) -> None:
@@ -153,6 +156,7 @@ class SchedulerSide:
         record.lookup = None
         record.restored = range(start, start + count)
         record.phase = Phase.LOADING if is_async else Phase.RUNNING
+        record.is_unused = is_async
         # The engine cannot take the load back any more, so the worker reports one without a ticket as failed.
         self.loads.append(LoadOrder(request_id, ticket, destination, is_async))
         if is_async:
@@ -171,6 +175,8 @@ class SchedulerSide:
         self.gate.new_scan()
         for request_id in output.num_scheduled_tokens:
             self.gate.release(request_id)
+        if self._trace.is_on:
+            self._trace_first_uses(output)
         full_blocks = self._tables.scheduled(output, self._block_tokens)
         fresh = self._tables.take_fresh()
         self.saves.collect_answers()
@@ -183,6 +189,15 @@ class SchedulerSide:
         loads, self.loads = self.loads, []
         abort_saves, self._abort_saves = self._abort_saves, False
         return StepMetadata(self.step, loads, orders, fences, abort_saves)
+
+    def _trace_first_uses(self, output: SchedulerOutput) -> None:
+        """The step is the first one of requests that were restored between steps."""
+        for request_id in output.num_scheduled_tokens:
+            record = self.records.get(request_id)
+            if record is not None and record.is_unused:
+                record.is_unused = False
+                if record.restored:
+                    self._trace.event("first_use", request_id, pages=len(record.restored))
 
     def _offer(self, full_blocks: dict[str, int]) -> None:
         """Offers blocks that are full at the end of this step. While the manager is away nothing is
@@ -304,3 +319,4 @@ class SchedulerSide:
     def close(self) -> None:
         """Ends the session."""
         self._client.close()
+        self._trace.close()

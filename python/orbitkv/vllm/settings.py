@@ -11,7 +11,11 @@ from typing import Any
 
 LOAD_MODES = ("auto", "sync", "async")
 # Settings that are environment variables too.
-SWITCHES = {"prepare_requests": "ORBITKV_PREPARE_REQUESTS", "queue_warmup": "ORBITKV_QUEUE_WARMUP"}
+SWITCHES = {
+    "prepare_requests": "ORBITKV_PREPARE_REQUESTS",
+    "queue_warmup": "ORBITKV_QUEUE_WARMUP",
+    "trace_transfers": "ORBITKV_TRACE_TRANSFERS",
+}
 _VERIFY = re.compile(r"off|all|sample:[1-9][0-9]{0,8}")
 
 
@@ -46,6 +50,9 @@ class Settings:
     # Read the pages of waiting requests ahead: held for the request, or only brought into the pool.
     prepare_requests: bool = False
     queue_warmup: bool = False
+    # JSON lines of what is asked for and restored; without a path, a file of the process's own in $TMPDIR.
+    trace_transfers: bool = False
+    trace_path: str = ""
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -56,6 +63,7 @@ class Settings:
                 raise SettingsError(_unknown(key, list(known)))
         values = {key: _checked(key, str(known[key]), value) for key, value in extra.items()}
         values.setdefault("socket", environ.get("ORBITKV_SOCKET") or default_socket(environ))
+        values.setdefault("trace_path", environ.get("ORBITKV_TRACE_PATH", ""))
         for key, variable in SWITCHES.items():
             values.setdefault(key, _switch(variable, environ))
         return cls(**values)

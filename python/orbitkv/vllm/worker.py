@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from orbitkv.vllm.layout import LayoutError, regions_of
 from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
+from orbitkv.vllm.namespace import page_bytes
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.selftest import Scratch, probe_layout, scratch_like
 from orbitkv.vllm.stats import Increments, worker_counts
+from orbitkv.vllm.trace import open_trace
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +68,7 @@ class WorkerSide:
         self._settings = settings
         self._kv_cache = kv_cache
         self._rank = rank
+        self._trace = open_trace(settings, page_bytes=page_bytes(kv_cache), side="worker", rank=rank)
         self._client: Any = None
         self._scratch: Scratch | None = None  # keeps the memory of the client's own self-test alive
         self._page_bytes = 0
@@ -157,6 +160,8 @@ class WorkerSide:
         forward pass without asking for layers; loads of this step are then awaited here."""
         for order in metadata.loads:
             load = _Load(order, self._restore(order), time.monotonic())
+            if load.native is not None:
+                self._trace.event("restore_submit", order.request_id, pages=len(order.blocks))
             if order.is_async:
                 self._async[order.request_id] = load
             else:
@@ -174,6 +179,26 @@ class WorkerSide:
             warn_once("load", "OrbitKV: a restore could not begin, its tokens are recomputed: %s", error)
             return None
 
+    def _is_over(self, load: _Load) -> bool:
+        """Whether no byte of it moves any more."""
+        if load.ended is None and load.is_over() and self._trace.is_on:
+            landed, failed = _landed(load)
+            self._trace.event("restore_complete", load.order.request_id, pages=landed, failed_pages=failed)
+            if not load.order.is_async:
+                self._trace_ready(load)
+        return load.ended is not None
+
+    def _trace_ready(self, load: _Load) -> None:
+        """The engine is told, or sees with the layer that it waits for, what has landed."""
+        landed, _ = _landed(load)
+        if landed:
+            self._trace.event("gpu_ready", load.order.request_id, pages=landed)
+
+    def _trace_first_use(self, load: _Load) -> None:
+        """The forward pass goes on with its first layer of what is restored."""
+        if load.ended is None or _landed(load)[1] == 0:
+            self._trace.event("first_use", load.order.request_id, pages=len(load.order.blocks))
+
     def wait_for_layer(self, layer: str) -> None:
         """Returns when this layer of all loads of the step has landed, or will never land."""
         if self._sync:
@@ -184,31 +209,33 @@ class WorkerSide:
         for load in self._sync:
             if load.layers_waited > index:
                 continue
-            if not load.is_over():
+            if not self._is_over(load):
                 load.was_awaited = True
                 # False: time is up, or a page failed. The others may land all the same.
                 if not load.native.wait_layer(index, _until_ms(deadline)) and not load.native.wait(
                     _until_ms(deadline)
                 ):
                     self._stop(load)
-            load.is_over()
+            self._is_over(load)
+            if load.layers_waited == 0 and self._trace.is_on:
+                self._trace_first_use(load)
             load.layers_waited = len(self._layers) if load.ended is not None else index + 1
 
     def _stop(self, load: _Load) -> None:
         """Ends a load whose blocks the engine is about to use otherwise. There is no giving up: a copy that
         lands later would overwrite what was computed instead. It terminates because a copy stops at its
         next fragment, and a fragment is a memory copy between resident pages of this process."""
-        while not load.is_over() and not load.native.abort(ABORT_SLICE_MS):
+        while not self._is_over(load) and not load.native.abort(ABORT_SLICE_MS):
             warn_once("abort", "OrbitKV: waiting for a restore to stop")
 
     def end_step(self) -> None:
         """Ends this step's loads; idempotent. After it no byte of them moves."""
         num_layers = len(self._layers)
         for load in self._sync:
-            if not load.is_over():
+            if not self._is_over(load):
                 if not load.native.wait(self._settings.layer_wait_ms):
                     self._stop(load)
-                load.is_over()
+                self._is_over(load)
             self._failed_blocks |= load.failed_blocks()
             if load.native is not None and load.layers_waited < num_layers:
                 # The forward pass may have read layers that had not landed.
@@ -225,11 +252,13 @@ class WorkerSide:
     def take_received(self) -> set[str]:
         """Requests whose asynchronous load is over since the last call; each is named once, failed or not."""
         for request_id, load in list(self._async.items()):
-            if not load.is_over() and time.monotonic() - load.started > ASYNC_LOAD_LIMIT_S:
+            if not self._is_over(load) and time.monotonic() - load.started > ASYNC_LOAD_LIMIT_S:
                 # Its blocks stay the request's until the copy has really stopped.
                 load.native.abort(0)
-            if load.is_over():
+            if self._is_over(load):
                 self._failed_blocks |= load.failed_blocks()
+                if self._trace.is_on:
+                    self._trace_ready(load)
                 self._received.add(request_id)
                 del self._async[request_id]
         received, self._received = self._received, set()
@@ -270,6 +299,7 @@ class WorkerSide:
             client, self._client = self._client, None
             client.close()
             logger.debug("OrbitKV: worker client closed")
+        self._trace.close()
 
     def outstanding(self) -> tuple[set[str], set[int]]:
         """Requests and blocks of loads that were not reported yet; for the side that takes over after a
@@ -282,6 +312,12 @@ class WorkerSide:
         """Saves whose end was not reported yet, each with this one rank; for the side that takes over, once
         the client has been closed and so nothing reads their blocks."""
         return {**dict.fromkeys(self._saves, 1), **self._ended_saves}
+
+
+def _landed(load: _Load) -> tuple[int, int]:
+    """Pages of it that landed and that did not. Valid once it is over."""
+    failed = len(load.failed_blocks())
+    return len(load.order.blocks) - failed, failed
 
 
 def _until_ms(deadline: float) -> int:

@@ -34,9 +34,9 @@ const MISS: u8 = 2;
 /// One preparation. It changes under the table's lock only; polls and looks take none.
 #[derive(Debug)]
 pub(crate) struct PreparationCell {
-    pub(super) session: u64,
+    pub(crate) session: u64,
     pub(super) boot: u128,
-    pub(super) operation: u64,
+    pub(crate) operation: u64,
     pub(super) wants: Kept,
     begun: Instant,
     state: AtomicU8,

@@ -10,6 +10,14 @@ use crate::{ClientError, GrantStatus};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// This client never changes what it asked for under one id.
+const REVISION: u32 = 1;
+
+/// Session, operation and revision as the manager knows them.
+fn ids(session: u64, operation: u64) -> (u64, u64, u32) {
+    if operation == 0 { (0, 0, 0) } else { (session, operation, REVISION) }
+}
+
 /// A foreground demand.
 pub struct Query {
     cell: Arc<QueryCell>,
@@ -52,6 +60,13 @@ impl Query {
         if self.poll() == QueryState::Miss { self.cell.reason() } else { None }
     }
 
+    /// Its name on the manager: session, operation, revision. Zeros if it never left this process; another
+    /// operation after a claim that had to ask again.
+    #[must_use]
+    pub fn ids(&self) -> (u64, u64, u32) {
+        ids(self.cell.session, self.cell.operation())
+    }
+
     /// Hands pages `first .. first + count` to the workers: the ticket for their `restore`. At most once. A
     /// recovery is handed over as a whole.
     ///
@@ -78,7 +93,7 @@ impl Query {
             boot: self.cell.boot,
             scheduler: self.cell.session,
             operation: self.cell.operation(),
-            revision: 1,
+            revision: REVISION,
             sections,
             issued_us,
             hashes: Vec::new(),
@@ -159,6 +174,12 @@ impl Preparation {
         self.cell.reason()
     }
 
+    /// Its name on the manager: session, operation, revision. Zeros if it never left this process.
+    #[must_use]
+    pub fn ids(&self) -> (u64, u64, u32) {
+        ids(self.cell.session, self.cell.operation)
+    }
+
     /// The request has come: its demand. Whatever became of the preparation, this is a query for the same
     /// hashes; `deadline_ms` as in a query. The preparation then is a miss, "released".
     ///
@@ -230,7 +251,7 @@ impl Reservation {
             boot: self.cell.boot,
             scheduler: self.cell.session,
             operation: self.cell.operation,
-            revision: 1,
+            revision: REVISION,
             sections: vec![Section {
                 group: self.cell.group,
                 first_page: 0,

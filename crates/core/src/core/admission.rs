@@ -144,6 +144,7 @@ impl Core {
         };
         if self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Waiting) {
             self.counters.budget_waits += 1;
+            self.waiting_since.insert(ticket, self.now);
             self.push_state(ticket, effects);
         }
     }
@@ -195,6 +196,9 @@ impl Core {
         };
         if let Some((deadline, arrival)) = op.queued.take() {
             self.queue.remove(&(deadline, arrival, ticket));
+        }
+        if let Some(since) = self.waiting_since.remove(&ticket) {
+            self.budget_wait.observe_micros(self.now.0.saturating_sub(since.0));
         }
     }
 

@@ -195,6 +195,11 @@ impl Core {
             let timed = self.timers.contains(&(op.expires_at, *ticket));
             ensure(timed == (op.expires_at != Micros(u64::MAX)), || format!("{ticket:?} lost its timer"))?;
         }
+        let stale = self
+            .waiting_since
+            .keys()
+            .find(|ticket| self.operations.get(ticket).is_none_or(|op| op.phase != Phase::Waiting));
+        ensure(stale.is_none(), || format!("{stale:?} waits no more, and its wait goes on"))?;
         let waiting = self.operations_in(Phase::Waiting);
         ensure(self.queue.len() == waiting, || "the queue holds an operation that does not wait".into())
     }

@@ -186,12 +186,10 @@ impl Core {
                 session.owing -= 1;
             }
         }
-        let Some(mut op) = self.operations.remove(&ticket) else {
+        self.leave_queue(ticket);
+        let Some(op) = self.operations.remove(&ticket) else {
             return;
         };
-        if let Some((deadline, arrival)) = op.queued.take() {
-            self.queue.remove(&(deadline, arrival, ticket));
-        }
         self.timers.remove(&(op.expires_at, ticket));
         if let Some((account, bytes)) = op.charge
             && !self.planted(Plant::LeakOnCancel)

@@ -30,12 +30,15 @@ use crate::session::Session;
 use crate::slots::Slots;
 use crate::stored::Stored;
 use crate::{
-    ClientId, Config, ConfigError, Counters, Effect, Event, InstanceId, Mark, Micros, NamespaceDigest,
-    NamespaceId, OperationId, Plant, Refusal, Revision, SessionId, Ticket,
+    ClientId, Config, ConfigError, Counters, Effect, Event, Histogram, InstanceId, Mark, Micros,
+    NamespaceDigest, NamespaceId, OperationId, Plant, Refusal, Revision, SessionId, Ticket,
 };
 use hashbrown::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use tier::WriteBehind;
+
+/// Buckets of [`Core::budget_wait`]: the last one ends above 60 s, an operation's default lifetime.
+pub const BUDGET_WAIT_BUCKETS: usize = 23;
 
 /// Everything the cache manager knows. See the crate documentation.
 #[derive(Debug)]
@@ -52,6 +55,10 @@ pub struct Core {
     /// Waiting demands: deadline, arrival, name.
     queue: BTreeSet<(Micros, u64, Ticket)>,
     arrivals: u64,
+    /// Since when those of them wait that were told so.
+    waiting_since: BTreeMap<Ticket, Micros>,
+    /// How long operations waited in the queue, whatever ended it.
+    budget_wait: Histogram<BUDGET_WAIT_BUCKETS>,
     /// Queued in this step.
     newcomer: Option<Ticket>,
     /// Operations that end by themselves.
@@ -100,6 +107,8 @@ impl Core {
             saves: BTreeMap::new(),
             queue: BTreeSet::new(),
             arrivals: 0,
+            waiting_since: BTreeMap::new(),
+            budget_wait: Histogram::default(),
             newcomer: None,
             timers: BTreeSet::new(),
             index: Index::default(),

@@ -1,11 +1,11 @@
 //! Read-only looks, for metrics and checkers.
 
-use super::Core;
+use super::{BUDGET_WAIT_BUCKETS, Core};
 use crate::index::PageState;
 use crate::slots::{Slot, SlotState};
 use crate::{
-    Config, Counters, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId, SlotRef,
-    SlotView,
+    Config, Counters, Histogram, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId,
+    SlotRef, SlotView,
 };
 
 impl Core {
@@ -19,6 +19,12 @@ impl Core {
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// How long the queries of [`Counters::budget_waits`] that wait no more have waited.
+    #[must_use]
+    pub fn budget_wait(&self) -> &Histogram<BUDGET_WAIT_BUCKETS> {
+        &self.budget_wait
     }
 
     /// The books.

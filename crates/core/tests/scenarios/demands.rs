@@ -121,3 +121,58 @@ fn a_large_demand_is_not_overtaken_by_small_ones_of_its_own_instance() {
     assert_eq!(ready(&outcomes(world.release(large))).len(), 1);
     world.release(small);
 }
+
+/// What the wait of each ended waiter is, in microseconds: world time goes on by one with every event.
+#[test]
+fn a_wait_for_budget_is_timed_from_its_beginning_to_whatever_ends_it() {
+    let mut world = World::new(4, |c| {
+        c.query_budget_bytes = SLOT_BYTES;
+        c.query_instance_budget_bytes = SLOT_BYTES;
+    });
+    world.save(&chain(0..1), None, 0);
+    let (first, _) = world.query(&chain(0..1));
+    assert_eq!(world.core.budget_wait().count(), 0, "one that is admitted at once has not waited");
+
+    let (admitted, outcome) = world.query(&chain(0..1));
+    assert_eq!(outcome, [OperationOutcome::Waiting]);
+    world.later(3);
+    let repeated = world.query_as(admitted, &chain(0..1), None);
+    assert_eq!(repeated, [OperationOutcome::Waiting]);
+    assert_eq!(world.core.budget_wait().count(), 0, "it still waits");
+    assert_eq!(ready(&outcomes(world.release(first))).len(), 1);
+    let admission = 3_000 + 3;
+    assert_eq!((world.core.budget_wait().count(), world.core.budget_wait().sum_micros()), (1, admission));
+
+    let (operation, revision) = world.next();
+    let late = Ticket { session: SCHEDULER, operation, revision };
+    assert_eq!(world.query_as(late, &chain(0..1), Some(50)), [OperationOutcome::Waiting]);
+    assert_eq!(outcomes(world.later(60)), [OperationOutcome::Miss(MissReason::Deadline)]);
+    let deadline = 60_001;
+    assert_eq!(world.core.budget_wait().sum_micros(), admission + deadline);
+
+    let (cancelled, _) = world.query(&chain(0..1));
+    world.later(1);
+    let Ticket { session, operation, revision } = cancelled;
+    world.step(Event::Cancel { session, operation, revision });
+    let cancel = 1_000 + 2;
+    assert_eq!(world.core.budget_wait().sum_micros(), admission + deadline + cancel);
+    assert_eq!(world.core.budget_wait().count(), world.core.counters().budget_waits);
+    let bucket = |micros: f64| {
+        let buckets = world.core.budget_wait().buckets();
+        buckets.into_iter().find(|(bound, _)| *bound * 1e6 >= micros).unwrap().1
+    };
+    assert_eq!([bucket(1_002.0), bucket(3_003.0), bucket(60_001.0)], [1, 1, 1]);
+}
+
+#[test]
+fn a_wait_ends_with_the_session_that_waits() {
+    let mut world = World::new(4, |c| {
+        c.query_budget_bytes = SLOT_BYTES;
+        c.query_instance_budget_bytes = SLOT_BYTES;
+    });
+    world.save(&chain(0..1), None, 0);
+    world.query(&chain(0..1));
+    world.query(&chain(0..1));
+    world.step(Event::SessionClosed { session: SCHEDULER });
+    assert_eq!((world.core.budget_wait().count(), world.core.budget_wait().sum_micros()), (1, 1));
+}

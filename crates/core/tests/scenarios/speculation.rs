@@ -236,3 +236,24 @@ fn a_demand_that_waits_for_its_full_prefix_is_not_cut_short() {
     }
     assert_eq!(ready(&outcomes(land(&mut world, &effects))).len(), 3);
 }
+
+#[test]
+fn peaks_outlast_what_reached_them_and_tell_reads_ahead_from_demands() {
+    let mut world = tiered(16, |_| {});
+    store(&mut world, 0..2);
+    let peaks = |world: &World| {
+        let ledger = world.core.ledger();
+        (ledger.peak_bytes() / SLOT_BYTES, ledger.speculative_peak_bytes() / SLOT_BYTES)
+    };
+    assert_eq!(peaks(&world), (0, 0));
+    let (ticket, effects) = begin(&mut world, &chain(0..2), Mode::Prepare);
+    land(&mut world, &effects);
+    assert_eq!(peaks(&world), (2, 2));
+    send(&mut world, ticket, &chain(0..2), Mode::Demand);
+    assert_eq!((booked(&world, Account::Prepared), world.core.ledger().speculative_bytes()), (0, 0));
+    let (second, _) = world.query(&chain(0..1));
+    assert_eq!(peaks(&world), (3, 2), "a demand is none of those that are read ahead");
+    world.release(second);
+    world.release(ticket);
+    assert_eq!((world.core.ledger().reserved_bytes(), peaks(&world)), (0, (3, 2)));
+}

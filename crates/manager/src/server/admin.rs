@@ -62,7 +62,12 @@ impl Server {
             instances: self.sessions.instances(),
             counters: core.counters().into(),
         };
-        Snapshot { status, tally: self.tally.clone(), counters: *core.counters() }
+        Snapshot {
+            status,
+            tally: self.tally.clone(),
+            counters: *core.counters(),
+            budget_wait: core.budget_wait().clone(),
+        }
     }
 
     fn query_status(&self) -> QueryStatus {
@@ -77,6 +82,7 @@ impl Server {
             reserved_bytes: ledger.reserved_bytes(),
             peak_reserved_bytes: ledger.peak_bytes(),
             speculative_reserved_bytes: ledger.speculative_bytes(),
+            peak_speculative_reserved_bytes: ledger.speculative_peak_bytes(),
             reserved_bytes_by_phase: Account::ALL.map(|a| (a.name(), ledger.account_bytes(a))).into(),
             operations: Phase::ALL.map(|phase| (phase.name(), core.operations_in(phase))).into(),
             leases: leases().count(),

@@ -38,7 +38,8 @@ impl Server {
                     let start = Instant::now();
                     self.frame(id, &header, kind, payload);
                     self.settle();
-                    self.tally.handling.observe(start.elapsed());
+                    let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                    self.tally.handling.observe_micros(micros);
                     let stage = self.connections.get(&id).map(|c| c.stage);
                     if matches!(stage, None | Some(Stage::Closing)) {
                         return;
