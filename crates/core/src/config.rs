@@ -27,6 +27,8 @@ pub struct Config {
     pub hashes_per_request: usize,
     /// Slots named in one answer: what fits a frame of the protocol.
     pub parts_per_answer: usize,
+    /// Waiting demands are ordered by deadline within so many arrivals: none is overtaken as often as that.
+    pub arrivals_per_turn: u64,
     /// A query that has not become ready ends after this.
     pub operation_lifetime_ms: u64,
     /// A ready lease that is not handed out is asked back after this.
@@ -107,6 +109,7 @@ impl Config {
             sessions: 1024,
             hashes_per_request: 16_384,
             parts_per_answer: 50_000,
+            arrivals_per_turn: 32,
             operation_lifetime_ms: 60_000,
             lease_ttl_ms: 600_000,
             filling_percent: 50,
@@ -151,6 +154,7 @@ impl Config {
             ("operations per session", self.operations_per_session as u64, 1),
             ("operations", self.operations as u64, 1),
             ("sessions", self.sessions as u64, 1),
+            ("arrivals per turn", self.arrivals_per_turn, 1),
             ("hashes per request", self.hashes_per_request as u64, 1),
         ];
         if let Some(&(name, got, min)) = least.iter().find(|(_, got, min)| got < min) {

@@ -43,8 +43,10 @@ pub(crate) struct Operation {
     pub(crate) charge: Option<(Account, u64)>,
     /// When it ends by itself.
     pub(crate) expires_at: Micros,
-    /// Place in the waiting queue.
-    pub(crate) queued: Option<(Micros, u64)>,
+    /// How many queries came before it.
+    pub(crate) arrival: u64,
+    /// Its deadline in the waiting queue, while it is there.
+    pub(crate) queued: Option<Micros>,
     /// Whether the deadline, not the lifetime, ends the wait.
     pub(crate) by_deadline: bool,
     /// The lease has run out and its owner was asked to give it back.
@@ -54,6 +56,15 @@ pub(crate) struct Operation {
     /// Workers that said so before the owner's `Restore` was read: the engine carries a ticket to its
     /// workers on a way of its own, which may be the shorter one.
     pub(crate) early: Vec<SessionId>,
+}
+
+/// Order of the waiting queue: by deadline among those that came together, then by arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// Nobody of a later turn goes first, whatever its deadline: this bounds how often one is overtaken.
+    pub(crate) turn: u64,
+    pub(crate) deadline: Micros,
+    pub(crate) arrival: u64,
 }
 
 impl Operation {

@@ -234,6 +234,7 @@ fn config(
         read_batch_bytes: if rng.chance(50) { 0 } else { slot_max * rng.range(1, 6) },
         read_batches: if rng.chance(70) { 0 } else { u32::try_from(rng.range(1, 3)).unwrap_or(1) },
         read_timeout_ms: if rng.chance(70) { 0 } else { rng.range(5, 300) },
+        arrivals_per_turn: [1, 3, 8, 32][rng.index(4)],
         operation_lifetime_ms: rng.range(50, 2_000),
         lease_ttl_ms: rng.range(20, 1_500),
         filling_percent: rng.range(10, 100),

@@ -4,7 +4,7 @@ use super::Core;
 use crate::index::PageId;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
-use crate::operation::Operation;
+use crate::operation::{Operation, Place};
 use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, PageKey, Phase, Ticket, Trigger};
 use std::collections::BTreeSet;
 
@@ -124,17 +124,20 @@ impl Core {
     }
 
     fn enqueue(&mut self, ticket: Ticket) {
-        self.arrivals += 1;
-        let arrival = self.arrivals;
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let place = (op.expires_at, arrival);
-        op.queued = Some(place);
-        self.queue.insert((place.0, place.1, ticket));
+        let (deadline, arrival) = (op.expires_at, op.arrival);
+        op.queued = Some(deadline);
+        self.queue.insert((self.place_in_queue(deadline, arrival), ticket));
         // Those ahead may wait for the budget of their own instance only: then it is admitted in this step.
         self.wake = true;
         self.newcomer = Some(ticket);
+    }
+
+    /// Deadlines order what came together: a demand is overtaken at most by the rest of its turn.
+    pub(super) fn place_in_queue(&self, deadline: Micros, arrival: u64) -> Place {
+        Place { turn: arrival / self.config.arrivals_per_turn, deadline, arrival }
     }
 
     /// Tells who came in this step and must wait.
@@ -153,7 +156,7 @@ impl Core {
     /// those of other instances pass; one that waits for the global budget lets nobody pass.
     pub(super) fn admit_waiting(&mut self, effects: &mut Vec<Effect>) {
         let mut blocked = BTreeSet::new();
-        let waiting: Vec<Ticket> = self.queue.iter().map(|(_, _, t)| *t).collect();
+        let waiting: Vec<Ticket> = self.queue.iter().map(|(_, ticket)| *ticket).collect();
         for ticket in waiting {
             let Some(op) = self.operations.get(&ticket) else {
                 continue;
@@ -194,8 +197,9 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        if let Some((deadline, arrival)) = op.queued.take() {
-            self.queue.remove(&(deadline, arrival, ticket));
+        let arrival = op.arrival;
+        if let Some(deadline) = op.queued.take() {
+            self.queue.remove(&(self.place_in_queue(deadline, arrival), ticket));
         }
         if let Some(since) = self.waiting_since.remove(&ticket) {
             self.budget_wait.observe_micros(self.now.0.saturating_sub(since.0));

@@ -190,7 +190,9 @@ impl Core {
     fn audit_queue(&self) -> Finding {
         for (ticket, op) in &self.operations {
             let waiting = op.phase == Phase::Waiting;
-            let queued = op.queued.is_some_and(|(d, a)| self.queue.contains(&(d, a, *ticket)));
+            let queued = op
+                .queued
+                .is_some_and(|at| self.queue.contains(&(self.place_in_queue(at, op.arrival), *ticket)));
             ensure(waiting == queued, || format!("{ticket:?} is {:?}, queued: {queued}", op.phase))?;
             let timed = self.timers.contains(&(op.expires_at, *ticket));
             ensure(timed == (op.expires_at != Micros(u64::MAX)), || format!("{ticket:?} lost its timer"))?;

@@ -23,7 +23,7 @@ use crate::instance::Instance;
 use crate::ledger::Ledger;
 use crate::loading::Reading;
 use crate::marks::Marks;
-use crate::operation::Operation;
+use crate::operation::{Operation, Place};
 use crate::policy::LeafLru;
 use crate::save::Save;
 use crate::session::Session;
@@ -52,8 +52,9 @@ pub struct Core {
     next_namespace: u32,
     operations: BTreeMap<Ticket, Operation>,
     saves: BTreeMap<(SessionId, OperationId), Save>,
-    /// Waiting demands: deadline, arrival, name.
-    queue: BTreeSet<(Micros, u64, Ticket)>,
+    /// Waiting demands.
+    queue: BTreeSet<(Place, Ticket)>,
+    /// Queries that were begun or denied.
     arrivals: u64,
     /// Since when those of them wait that were told so.
     waiting_since: BTreeMap<Ticket, Micros>,

@@ -141,6 +141,7 @@ impl Core {
             return;
         };
         let (namespace, active) = (known.namespace, known.active);
+        self.arrivals += 1;
         let ahead = ask.mode != Mode::Demand;
         if !active && ask.asked.0 != GroupId::PROBE {
             self.mark(Mark::InactiveMiss);
@@ -167,6 +168,7 @@ impl Core {
             lingering_bytes: 0,
             charge: None,
             expires_at,
+            arrival: self.arrivals,
             queued: None,
             by_deadline,
             revoked: false,
@@ -310,11 +312,11 @@ impl Core {
         let (copying, lingering) = (!op.owing.is_empty(), op.lingering > 0);
         let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
         self.timers.remove(&(expiry, ticket));
-        if let Some((deadline, arrival)) = op.queued.take() {
-            self.queue.remove(&(deadline, arrival, ticket));
+        op.phase = Phase::Draining;
+        if op.queued.is_some() {
+            self.leave_queue(ticket);
             self.wake = true;
         }
-        op.phase = Phase::Draining;
         if copying {
             self.mark(Mark::CancelDuringCopy);
         }

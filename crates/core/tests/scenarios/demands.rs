@@ -124,6 +124,32 @@ fn a_large_demand_is_not_overtaken_by_small_ones_of_its_own_instance() {
 
 /// What the wait of each ended waiter is, in microseconds: world time goes on by one with every event.
 #[test]
+fn no_stream_of_urgent_demands_overtakes_a_patient_one_for_ever() {
+    const TURN: u64 = 8;
+    let mut world = World::new(4, |c| {
+        c.query_budget_bytes = SLOT_BYTES;
+        c.query_instance_budget_bytes = SLOT_BYTES;
+        c.arrivals_per_turn = TURN;
+    });
+    world.save(&chain(0..1), None, 0);
+    let (mut holder, _) = world.query(&chain(0..1));
+    let (patient, outcome) = world.query(&chain(0..1));
+    assert_eq!(outcome, [OperationOutcome::Waiting]);
+    for overtaken in 0..TURN {
+        let (operation, revision) = world.next();
+        let urgent = Ticket { session: SCHEDULER, operation, revision };
+        assert_eq!(world.query_as(urgent, &chain(0..1), Some(1_000)), [OperationOutcome::Waiting]);
+        world.release(holder);
+        if world.core.operations().any(|op| op.ticket == patient && op.phase == Phase::Ready) {
+            assert!(overtaken > 0, "control: the first one is more urgent and goes first");
+            return;
+        }
+        holder = urgent;
+    }
+    panic!("overtaken {TURN} times");
+}
+
+#[test]
 fn a_wait_for_budget_is_timed_from_its_beginning_to_whatever_ends_it() {
     let mut world = World::new(4, |c| {
         c.query_budget_bytes = SLOT_BYTES;

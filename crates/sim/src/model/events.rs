@@ -296,6 +296,7 @@ impl Model {
         let cut = [asked, timeout].into_iter().flatten().filter(|_| !ask.rule.1);
         let wait_ms = cut.fold(lifetime, u64::min);
         self.arrivals += 1;
+        let turn = self.arrivals / self.config.arrivals_per_turn;
         let operation = Operation {
             instance,
             phase: match ask.mode {
@@ -321,7 +322,7 @@ impl Model {
             lingering_bytes: 0,
             owing: BTreeSet::new(),
             early: BTreeSet::new(),
-            place: (now.plus_ms(wait_ms).0, self.arrivals),
+            place: (turn, now.plus_ms(wait_ms).0, self.arrivals),
         };
         self.operations.insert(ticket, operation);
         self.fresh = Some(ticket);

@@ -62,8 +62,8 @@ pub(crate) struct Operation {
     pub(crate) owing: BTreeSet<SessionId>,
     /// Workers that were done before they could be counted in.
     early: BTreeSet<SessionId>,
-    /// End of the wait, and order of arrival.
-    place: (u64, u64),
+    /// Turn, end of the wait, and order of arrival.
+    place: (u64, u64, u64),
 }
 
 impl Operation {
