@@ -106,20 +106,42 @@ fn the_last_of_two_fragments_ends_custody() {
 }
 
 #[test]
-fn a_waiter_for_a_step_is_woken_and_sees_its_bytes() {
+fn a_waiter_for_a_step_is_woken_by_it_and_sees_its_bytes() {
     model(|| {
+        // Of two steps: no end of the job comes to wake it.
         let shared = Shared::new(2);
         let engine = Arc::clone(&shared);
-        let copy = thread::spawn(move || {
-            if engine.step() {
-                engine.progress.fail(CopyFailure::DeviceLost);
-            }
-        });
+        let copy = thread::spawn(move || assert!(engine.step()));
         assert_eq!(shared.progress.wait_step(0, LONG), WaitOutcome::Ready);
         assert_eq!(shared.read(), 1);
-        // Not "timed out": the failure wakes it, whenever it comes.
-        assert_eq!(shared.progress.wait_step(1, LONG), WaitOutcome::Failed(CopyFailure::DeviceLost));
         copy.join().unwrap();
+    });
+}
+
+#[test]
+fn a_waiter_for_a_step_learns_at_once_that_it_will_not_come() {
+    model(|| {
+        let shared = Shared::new(1);
+        let engine = Arc::clone(&shared);
+        let moving = engine.progress.enter_unguarded();
+        let copy = thread::spawn(move || engine.progress.fail(CopyFailure::DeviceLost));
+        let failed = WaitOutcome::Failed(CopyFailure::DeviceLost);
+        assert_eq!(shared.progress.wait_step(0, LONG), failed, "not when the fragment that runs has ended");
+        assert!(moving && shared.progress.custody());
+        copy.join().unwrap();
+    });
+}
+
+#[test]
+fn a_start_does_not_hide_a_stop() {
+    model(|| {
+        let shared = Shared::new(1);
+        let engine = Arc::clone(&shared);
+        let copy = thread::spawn(move || engine.progress.enter_unguarded());
+        shared.progress.request_abort();
+        let moving = copy.join().unwrap();
+        let state = if moving { CopyState::Aborting } else { CopyState::Aborted };
+        assert_eq!(shared.progress.state(), state);
     });
 }
 
@@ -143,11 +165,14 @@ fn the_first_reason_to_stop_is_the_one_reported() {
         let other = Arc::clone(&shared);
         let failing = thread::spawn(move || {
             other.progress.fail(CopyFailure::DeviceLost);
-            other.progress.state()
+            other.progress.wait_step(0, LONG)
         });
         shared.progress.request_abort();
-        let seen = shared.progress.state();
+        let seen = shared.progress.wait_step(0, LONG);
         assert_eq!(failing.join().unwrap(), seen, "two callers heard of two ends");
-        assert!(seen.is_final());
+        let state = shared.progress.state();
+        let aborted = (WaitOutcome::Aborted, CopyState::Aborted);
+        let lost = CopyFailure::DeviceLost;
+        assert!([aborted, (WaitOutcome::Failed(lost), CopyState::Failed(lost))].contains(&(seen, state)));
     });
 }

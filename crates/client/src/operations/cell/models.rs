@@ -1,4 +1,7 @@
 //! Every order in which an answer, an end, a claim and a poll can meet at one query.
+//!
+//! The thread that is started is the one that polls: loom tries every value that a load may return, but not
+//! every earlier moment for a load of a thread that then waits for the other.
 
 use super::*;
 use crate::sync::{Mutex, model};
@@ -34,17 +37,17 @@ fn look(cell: &QueryCell) {
 fn a_poll_that_finds_an_answer_finds_its_pages() {
     model(|| {
         let cell = pending();
-        let answering = Arc::clone(&cell);
-        let reader = thread::spawn(move || {
-            // A claim that was asked again has another id.
-            answering.operation.store(2, Ordering::Relaxed);
-            assert!(answering.ready(lease()));
+        let polled = Arc::clone(&cell);
+        let engine = thread::spawn(move || {
+            if polled.state() == QueryState::Ready {
+                assert_eq!(polled.lease().map(Lease::pages), Some(PAGES as usize));
+                assert_eq!(polled.operation(), 2);
+            }
         });
-        if cell.state() == QueryState::Ready {
-            assert_eq!(cell.lease().map(Lease::pages), Some(PAGES as usize));
-            assert_eq!(cell.operation(), 2);
-        }
-        reader.join().unwrap();
+        // A claim that was asked again has another id.
+        cell.operation.store(2, Ordering::Relaxed);
+        assert!(cell.ready(lease()));
+        engine.join().unwrap();
     });
 }
 
@@ -52,11 +55,11 @@ fn a_poll_that_finds_an_answer_finds_its_pages() {
 fn a_poll_that_finds_a_miss_finds_its_reason() {
     model(|| {
         let cell = pending();
-        let ending = Arc::clone(&cell);
-        let reader = thread::spawn(move || assert!(ending.miss(MissReason::Absent)));
-        look(&cell);
-        reader.join().unwrap();
-        look(&cell);
+        let polled = Arc::clone(&cell);
+        let engine = thread::spawn(move || look(&polled));
+        assert!(cell.miss(MissReason::Absent));
+        engine.join().unwrap();
+        assert_eq!((cell.state(), cell.reason()), (QueryState::Miss, Some(MissReason::Absent)));
     });
 }
 
