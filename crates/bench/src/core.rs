@@ -1,4 +1,5 @@
-//! The core alone, on one thread: no sockets, no clock.
+//! The core alone, on one thread: no sockets, no clock. What counts is the processor's time of this thread, so
+//! that a busy host only shows by its caches.
 
 use crate::memory::heap_bytes;
 use crate::mix::{MIX, Turn};
@@ -10,8 +11,8 @@ use orbitkv_core::{
     NamespaceDigest, OperationId, OperationOutcome, Revision, Role, SaveRequest, SegmentId, SessionId,
     SessionSpec, SlotRef,
 };
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
-use std::time::Instant;
 
 const GROUP: GroupId = GroupId(0);
 const PAGE_BYTES: u64 = 4096;
@@ -29,8 +30,8 @@ const LARGE_ROUNDS: usize = 200;
 /// What a host with many engines has open, spread over as many schedulers.
 const OPEN: usize = 1_024;
 const SCHEDULERS: u64 = 16;
-/// Heap that one open operation may take, beside its hashes.
-const OPERATION_BYTES: f64 = 512.0;
+/// Heap that one open query may take, and its hashes beside that.
+const OPERATION_BYTES: usize = 512 + QUERY_PAGES * size_of::<BlockHash>();
 /// Coprime to the number of chains: neighbours in time are strangers in memory.
 const STRIDE: usize = 2_477;
 
@@ -262,6 +263,12 @@ fn step(core: &mut Core, now: &mut Micros, effects: &mut Vec<Effect>, event: Eve
     }
 }
 
+/// Microseconds that this thread has run.
+fn busy_us() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
+}
+
 /// Events a microsecond with `open` demands open throughout, and hash lookups an event.
 fn speed(schedulers: u64, open: usize) -> Result<(Measured, f64)> {
     let mut world = World::new(schedulers)?;
@@ -270,9 +277,9 @@ fn speed(schedulers: u64, open: usize) -> Result<(Measured, f64)> {
     }
     let mut lookups_per_event = 0.0;
     let events_per_us = median_of_five(|| {
-        let start = Instant::now();
+        let start = busy_us();
         let lookups = world.run_mix(MIX_EVENTS)?;
-        let micros = start.elapsed().as_secs_f64() * 1e6;
+        let micros = busy_us() - start;
         lookups_per_event = lookups as f64 / MIX_EVENTS as f64;
         Ok(MIX_EVENTS as f64 / micros)
     })?;
@@ -288,17 +295,16 @@ fn large_query() -> Result<Measured> {
         for round in 0..LARGE_ROUNDS {
             let open = world.next_open();
             let first = round * STRIDE % (PAGES - LARGE_QUERY);
-            let start = Instant::now();
+            let start = busy_us();
             world.query(open, first, LARGE_QUERY)?;
-            micros += start.elapsed().as_secs_f64() * 1e6;
+            micros += busy_us() - start;
             world.release(open)?;
         }
         Ok(micros / LARGE_ROUNDS as f64)
     })
 }
 
-/// Heap bytes of an open demand beside its hashes, growth of the core's tables and the allocator's own
-/// bytes included.
+/// Heap bytes of an open demand, growth of the core's tables and the allocator's own bytes included.
 fn bytes_per_operation() -> Result<f64> {
     let mut world = World::new(SCHEDULERS)?;
     // The first one also sizes what is kept from event to event.
@@ -310,8 +316,7 @@ fn bytes_per_operation() -> Result<f64> {
     for _ in 0..OPEN {
         world.open()?;
     }
-    let taken = heap_bytes() as f64 - before as f64;
-    Ok(taken / OPEN as f64 - (QUERY_PAGES * size_of::<BlockHash>()) as f64)
+    Ok((heap_bytes() as f64 - before as f64) / OPEN as f64)
 }
 
 /// Events and lookups a second, a large query, and the memory of operations.
@@ -340,9 +345,9 @@ pub(crate) fn rows() -> Result<Vec<Row>> {
             target: most,
         },
         Row {
-            name: "core, an open query beside its hashes",
+            name: "core, memory of an open query of 16 pages",
             ours: operation_bytes.into(),
-            limit: OPERATION_BYTES,
+            limit: OPERATION_BYTES as f64,
             unit: "B",
             target: most,
         },

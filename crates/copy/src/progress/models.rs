@@ -110,8 +110,12 @@ fn a_waiter_for_a_step_is_woken_by_it_and_sees_its_bytes() {
     model(|| {
         // Of two steps: no end of the job comes to wake it.
         let shared = Shared::new(2);
+        drop(shared.progress.enter().unwrap());
         let engine = Arc::clone(&shared);
-        let copy = thread::spawn(move || assert!(engine.step()));
+        let copy = thread::spawn(move || {
+            engine.write();
+            engine.progress.step_done();
+        });
         assert_eq!(shared.progress.wait_step(0, LONG), WaitOutcome::Ready);
         assert_eq!(shared.read(), 1);
         copy.join().unwrap();
