@@ -64,6 +64,12 @@ mod once {
         there: AtomicBool,
     }
 
+    impl<T> Default for OnceLock<T> {
+        fn default() -> Self {
+            Self::new()
+        }
+    }
+
     impl<T> OnceLock<T> {
         pub(crate) fn new() -> Self {
             Self {
