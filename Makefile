@@ -33,7 +33,7 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-python test-wheel sim bench bench-engine lint wheel wheel-test-hooks clean
+.PHONY: help setup setup-tools demo test test-rust test-models test-python test-wheel sim bench bench-engine lint wheel wheel-test-hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -52,7 +52,7 @@ demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and res
 	@$(ENGINE_PYTHON) $(PIP) --force-reinstall dist/orbitkv-*.whl
 	@$(ENGINE_PYTHON) tools/demo.py $(if $(filter on,$(PREPARE)),--prepare)
 
-test: test-rust ## run every test: Rust, simulator, planted defects, Python, real engine, wheel
+test: test-rust ## run every test: Rust, models of threads, simulator, planted defects, Python, real engine, wheel
 	@$(MAKE) --no-print-directory sim SEEDS=$(SEEDS) PLANT=
 	@$(MAKE) --no-print-directory sim PLANT=all
 	@$(MAKE) --no-print-directory test-python
@@ -64,6 +64,12 @@ test-rust:
 	else \
 	    cargo test --workspace --locked; \
 	fi
+	@$(MAKE) --no-print-directory test-models
+
+# Every order in which threads can meet (loom). All crates are built anew for it, so in a place of their own.
+test-models:
+	@RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+	    cargo test --locked -q -p orbitkv-client -p orbitkv-copy --lib models::
 
 wheel-test-hooks: setup-tools
 	@$(TOOLS)/python tools/build_wheel.py --test-hooks

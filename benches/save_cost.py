@@ -53,8 +53,8 @@ class Bench:
         return PROMPTS * (PROMPT_TOKENS + OUTPUT_TOKENS) / seconds
 
 
-def measure(directory: Path) -> tuple[float, float]:
-    """Median tokens a second with saving and without; fails unless every whole page was saved."""
+def measure(directory: Path) -> tuple[list[float], list[float]]:
+    """Tokens a second of each round with saving and without; fails unless every whole page was saved."""
     manager = Manager(directory, pool_size=POOL).start()
     children: list[Child] = []
     try:
@@ -69,7 +69,7 @@ def measure(directory: Path) -> tuple[float, float]:
                     f"{saved} of at least {LEAST_SAVED} pages were saved: this is no run of saves"
                 )
         ours, native = zip(*speeds[1:], strict=True)
-        return statistics.median(ours), statistics.median(native)
+        return list(ours), list(native)
     finally:
         for child in children:
             child.close()
@@ -81,15 +81,19 @@ def sealed_pages(manager: Manager) -> int:
     return manager.counters()["committed_pages"]
 
 
-def publish(summary: Path, ours: float, native: float) -> None:
+def publish(summary: Path, ours: list[float], native: list[float]) -> None:
     """Prints the row under the table of the others and adds it to their file."""
-    ratio = ours / native
-    row: dict[str, Any] = {"name": NAME, "ours": ours, "limit": native, "unit": "tok/s", "ratio": ratio}
+    median, limit = statistics.median(ours), statistics.median(native)
+    low, high = min(ours), max(ours)
+    row: dict[str, Any] = {"name": NAME, "ours": median, "low": low, "high": high}
+    row |= {"limit": limit, "unit": "tok/s", "ratio": median / limit}
     rows = json.loads(summary.read_text()) if summary.exists() else []
     rows = [other for other in rows if other["name"] != NAME] + [row]
     summary.parent.mkdir(parents=True, exist_ok=True)
     summary.write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
-    print(f"{NAME:<45} {ours:>10.0f} {native:>10.0f} {'tok/s':<9} {ratio:>6.2f} {'-':>7}  reported")
+    spread = f"{low:.0f}..{high:.0f}"
+    line = f"{NAME:<45} {median:>8.0f} {spread:>15} {limit:>8.0f} {'tok/s':<9} {median / limit:>6.2f}"
+    print(f"{line} {'-':>7}  reported")
 
 
 def main() -> None:

@@ -4,27 +4,42 @@ use crate::child::{LONG, Process, until};
 use crate::memory;
 use anyhow::{Context, Result, bail, ensure};
 use orbitkv_client::{
-    GrantStatus, GroupSpec, Hash, QueryState, Registration, SchedulerClient, SelfTest, Verify, WorkerClient,
-    WorkerConfig,
+    GrantStatus, GroupSpec, Hash, Query, QueryState, Registration, SchedulerClient, SelfTest, Verify,
+    WorkerClient, WorkerConfig,
 };
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub(crate) const POOL_BYTES: u64 = 512 << 20;
+pub(crate) const POOL_BYTES: u64 = 896 << 20;
 /// Small pages, so that the manager's own bytes for each weigh most.
 pub(crate) const PAGE_BYTES: usize = 4096;
 pub(crate) const GROUP: u16 = 0;
 /// Chains of pages: all but the last segment's worth of the pool, so that none is evicted.
-pub(crate) const CHAINS: usize = 234;
+pub(crate) const CHAINS: usize = 400;
 pub(crate) const CHAIN_PAGES: usize = 256;
+/// Pages that queries may own at once: few enough that one query can own them all.
+pub(crate) const BUDGET_PAGES: usize = 8_192;
+/// A page and the header in front of it.
+const SLOT_BYTES: usize = PAGE_BYTES + 4096;
 
-/// A manager with `CHAINS * CHAIN_PAGES` pages.
-pub(crate) struct Cache {
+/// An engine of one rank.
+pub(crate) struct Engine {
     pub(crate) scheduler: SchedulerClient,
     worker: WorkerClient,
+}
+
+/// A manager with `CHAINS * CHAIN_PAGES` pages, and the engine that saved them.
+pub(crate) struct Cache {
+    pub(crate) engine: Engine,
+    socket: PathBuf,
     pub(crate) manager: Process,
     pub(crate) dir: TempDir,
+}
+
+/// Hashes of the first chains, one after the other.
+pub(crate) fn chains(pages: usize) -> Vec<Hash> {
+    (0..pages.div_ceil(CHAIN_PAGES)).flat_map(chain).take(pages).collect()
 }
 
 /// Hashes of a chain, in prefix order.
@@ -38,13 +53,13 @@ pub(crate) fn chain(number: usize) -> Vec<Hash> {
     (0..CHAIN_PAGES).map(hash).collect()
 }
 
-fn registration(socket: &Path) -> Registration {
+fn registration(socket: &Path, instance: &str) -> Registration {
     Registration {
         socket: socket.to_owned(),
         engine: "bench".to_owned(),
         engine_version: env!("CARGO_PKG_VERSION").to_owned(),
         model: "none".to_owned(),
-        instance: "b".repeat(32),
+        instance: instance.repeat(32),
         namespace: "c".repeat(64),
         world_size: 1,
         groups: vec![GroupSpec {
@@ -63,10 +78,13 @@ impl Cache {
         let dir = tempfile::tempdir()?;
         let (socket, ready) = (dir.path().join("manager.sock"), dir.path().join("ready.json"));
         let pool = POOL_BYTES.to_string();
-        let args: [&OsStr; 11] = [
+        let budget = (BUDGET_PAGES * SLOT_BYTES).to_string();
+        let args: [&OsStr; 13] = [
             "manager".as_ref(),
             "--pool-size".as_ref(),
             pool.as_ref(),
+            "--query-budget".as_ref(),
+            budget.as_ref(),
             "--socket".as_ref(),
             socket.as_ref(),
             "--ready-file".as_ref(),
@@ -77,8 +95,23 @@ impl Cache {
             "warn".as_ref(),
         ];
         let manager = Process::start(&args, &ready)?;
+        let engine = Engine::start(&socket, "b")?;
+        for number in 0..CHAINS {
+            engine.save(&chain(number)).with_context(|| format!("saving chain {number} of {CHAINS}"))?;
+        }
+        Ok(Self { engine, socket, manager, dir })
+    }
+
+    /// A second engine with the same pages.
+    pub(crate) fn another_engine(&self) -> Result<Engine> {
+        Engine::start(&self.socket, "d")
+    }
+}
+
+impl Engine {
+    fn start(socket: &Path, instance: &str) -> Result<Self> {
         let worker = WorkerClient::new(WorkerConfig {
-            registration: registration(&socket),
+            registration: registration(socket, instance),
             rank: 0,
             layout: memory::layout(CHAIN_PAGES, PAGE_BYTES)?,
             more_layouts: Vec::new(),
@@ -87,32 +120,48 @@ impl Cache {
             copy_threads: 1,
             verify_restore: Verify::Off,
         })?;
-        let scheduler = SchedulerClient::new(&registration(&socket))?;
+        let scheduler = SchedulerClient::new(&registration(socket, instance))?;
         until("hits and saves are on", || match worker.self_test() {
             SelfTest::Failed(why) => bail!("self-test: {why}"),
             _ => Ok(scheduler.active()),
         })?;
-        let cache = Self { scheduler, worker, manager, dir };
-        for number in 0..CHAINS {
-            cache.save(&chain(number)).with_context(|| format!("saving chain {number} of {CHAINS}"))?;
+        Ok(Self { scheduler, worker })
+    }
+
+    /// Asks, and waits for the lease of all pages.
+    pub(crate) fn ask(&self, hashes: &[Hash]) -> Result<Query> {
+        let query = self.scheduler.query(GROUP, hashes, 0)?;
+        let state = query.wait(LONG);
+        ensure!(
+            state == QueryState::Ready && query.pages() == hashes.len(),
+            "{} of {} pages answered, {state:?}, {:?}",
+            query.pages(),
+            hashes.len(),
+            query.miss_reason()
+        );
+        Ok(query)
+    }
+
+    /// Copies what is granted of a chain, once.
+    pub(crate) fn write(&self, hashes: &[Hash]) -> Result<()> {
+        let reservation = self.scheduler.reserve(GROUP, None, 0, hashes)?;
+        until("an answer to a reservation", || Ok(reservation.poll()))?;
+        let statuses = reservation.statuses();
+        ensure!(!statuses.contains(&GrantStatus::Refused), "the pool has no room");
+        let is_granted = |i: &usize| statuses.get(*i) == Some(&GrantStatus::Slots);
+        let granted: Vec<usize> = (0..statuses.len()).filter(is_granted).collect();
+        if !granted.is_empty() {
+            let blocks = granted.iter().map(|i| u32::try_from(*i)).collect::<Result<Vec<_>, _>>()?;
+            let save = self.worker.save(&reservation.ticket(&granted)?.encode(), &blocks)?;
+            ensure!(save.wait(LONG), "a save does not end");
         }
-        Ok(cache)
+        Ok(())
     }
 
     /// Saves a chain until all of it is found: the pool grows meanwhile, and commits arrive behind copies.
-    fn save(&self, hashes: &[Hash]) -> Result<()> {
+    pub(crate) fn save(&self, hashes: &[Hash]) -> Result<()> {
         until("all pages of a chain are saved", || {
-            let reservation = self.scheduler.reserve(GROUP, None, 0, hashes)?;
-            until("an answer to a reservation", || Ok(reservation.poll()))?;
-            let statuses = reservation.statuses();
-            ensure!(!statuses.contains(&GrantStatus::Refused), "the pool has no room");
-            let is_granted = |i: &usize| statuses.get(*i) == Some(&GrantStatus::Slots);
-            let granted: Vec<usize> = (0..statuses.len()).filter(is_granted).collect();
-            if !granted.is_empty() {
-                let blocks = granted.iter().map(|i| u32::try_from(*i)).collect::<Result<Vec<_>, _>>()?;
-                let save = self.worker.save(&reservation.ticket(&granted)?.encode(), &blocks)?;
-                ensure!(save.wait(LONG), "a save does not end");
-            }
+            self.write(hashes)?;
             let found = self.scheduler.query(GROUP, hashes, 0)?;
             Ok(found.wait(LONG) == QueryState::Ready && found.pages() == hashes.len())
         })

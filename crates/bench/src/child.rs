@@ -41,14 +41,14 @@ impl Drop for Process {
     }
 }
 
-/// Asks again every millisecond until `done`.
+/// Asks again every tenth of a millisecond until `done`.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + LONG;
     while !done()? {
         if Instant::now() > end {
             bail!("not within {} s: {what}", LONG.as_secs());
         }
-        sleep(Duration::from_millis(1));
+        sleep(Duration::from_micros(100));
     }
     Ok(())
 }

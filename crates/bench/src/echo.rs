@@ -23,7 +23,7 @@ pub(crate) struct Echo {
 impl Echo {
     /// Connects to a new server that takes and returns that many bytes.
     pub(crate) fn start(dir: &Path, request_bytes: usize, reply_bytes: usize) -> Result<Self> {
-        let socket = dir.join("echo.sock");
+        let socket = dir.join(format!("echo-{request_bytes}.sock"));
         let sizes = [request_bytes.to_string(), reply_bytes.to_string()];
         let args = ["echo".as_ref(), socket.as_os_str(), sizes[0].as_ref(), sizes[1].as_ref()];
         let process = Process::start(&args, &socket)?;

@@ -51,10 +51,10 @@ pub(crate) fn rows(cache: &Cache) -> Result<Vec<Row>> {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let target = Target::AtMost(1.0);
     Ok(vec![
-        Row { name: "manager, idle", ours: idle_percent, limit: 1.0, unit: "% of core", target },
+        Row { name: "manager, idle", ours: idle_percent.into(), limit: 1.0, unit: "% of core", target },
         Row {
             name: "manager, memory with a full pool",
-            ours: mib(memory_bytes(pid)?),
+            ours: mib(memory_bytes(pid)?).into(),
             limit: mib(most),
             unit: "MiB",
             target,

@@ -10,6 +10,7 @@
 
 #![deny(unsafe_code)]
 
+mod beside;
 mod cache;
 mod child;
 mod copies;
@@ -19,6 +20,7 @@ mod host;
 #[allow(unsafe_code, reason = "buffers are handed to copies by address")]
 mod memory;
 mod mix;
+mod poll;
 mod query;
 mod report;
 mod rounds;
@@ -48,6 +50,8 @@ fn measure() -> Result<Vec<Row>> {
     rows.extend(copies::rows().context("host copies")?);
     let cache = cache::Cache::start().context("a manager with pages")?;
     rows.extend(query::rows(&cache).context("queries")?);
+    rows.extend(poll::rows(&cache).context("polls")?);
+    rows.extend(beside::rows(&cache).context("queries beside saves")?);
     rows.extend(host::rows(&cache).context("the manager's own use of the host")?);
     Ok(rows)
 }

@@ -1,4 +1,4 @@
-//! The only place of this crate that deals in addresses.
+//! The only place of this crate that deals in addresses, and that asks the allocator.
 
 use anyhow::Result;
 use orbitkv_copy::{CopyDirection, CopyId, CopyJob, Fragment, KvLayout, KvRegion, Step};
@@ -12,6 +12,13 @@ pub(crate) fn layout(num_blocks: usize, block_bytes: usize) -> Result<Arc<KvLayo
     // SAFETY: the region is the whole of `memory`, which is never freed and reached by nothing else;
     // blocks do not overlap.
     Ok(Arc::new(unsafe { KvLayout::new(vec![region]) }?))
+}
+
+/// Bytes of the heap in use, with what the allocator keeps beside each block.
+pub(crate) fn heap_bytes() -> usize {
+    // SAFETY: the function takes nothing, and returns a value.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
 }
 
 /// Two buffers of equal size.
@@ -61,5 +68,20 @@ impl Buffers {
         };
         let steps = (0..layers).map(step).collect();
         copy(CopyJob::new(CopyId(1), CopyDirection::Restore, steps, Vec::new())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::heap_bytes;
+
+    #[test]
+    fn what_is_taken_from_the_heap_is_seen() {
+        // Far more than other tests of this process give back meanwhile.
+        let bytes = 1 << 30;
+        let before = heap_bytes();
+        let taken = std::hint::black_box(vec![0_u8; bytes]);
+        assert!(heap_bytes() > before + bytes / 2);
+        drop(taken);
     }
 }

@@ -1,5 +1,6 @@
 //! Rows, their verdicts, the table and the summary file.
 
+use crate::rounds::Measured;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::fs;
@@ -19,18 +20,20 @@ pub(crate) enum Target {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    pub(crate) ours: f64,
+    pub(crate) ours: Measured,
     /// A measurement of the same run, or a promised value.
     pub(crate) limit: f64,
     pub(crate) unit: &'static str,
     pub(crate) target: Target,
 }
 
-/// A row as other tools read it. `ratio` is `ours / limit`.
+/// A row as other tools read it. `ours` is the median, `ratio` is `ours / limit`.
 #[derive(Serialize)]
 struct Entry {
     name: &'static str,
     ours: f64,
+    low: f64,
+    high: f64,
     limit: f64,
     unit: &'static str,
     ratio: f64,
@@ -38,7 +41,7 @@ struct Entry {
 
 impl Row {
     fn ratio(&self) -> f64 {
-        self.ours / self.limit
+        self.ours.median / self.limit
     }
 
     /// False also for a ratio that is no number.
@@ -54,10 +57,12 @@ impl Row {
             Target::AtMost(most) => format!("≤ {most:.2}"),
             Target::AtLeast(least) => format!("≥ {least:.2}"),
         };
-        let (ours, limit) = (digits(self.ours), digits(self.limit));
+        let (ours, limit) = (digits(self.ours.median), digits(self.limit));
+        let spread = format!("{}..{}", digits(self.ours.low), digits(self.ours.high));
         let verdict = if self.passes() { "pass" } else { "short" };
         let Self { name, unit, .. } = self;
-        format!("{name:<45} {ours:>10} {limit:>10} {unit:<9} {:>6.2} {target:>7}  {verdict}", self.ratio())
+        let ratio = self.ratio();
+        format!("{name:<45} {ours:>8} {spread:>15} {limit:>8} {unit:<9} {ratio:>6.2} {target:>7}  {verdict}")
     }
 }
 
@@ -78,15 +83,17 @@ pub(crate) fn publish(rows: &[Row], path: &Path) -> Result<()> {
     let mut out = stdout().lock();
     writeln!(
         out,
-        "{:<45} {:>10} {:>10} {:<9} {:>6} {:>7}",
-        "figure", "ours", "limit", "unit", "ratio", "target"
+        "{:<45} {:>8} {:>15} {:>8} {:<9} {:>6} {:>7}",
+        "figure", "ours", "spread", "limit", "unit", "ratio", "target"
     )?;
     for row in rows {
         writeln!(out, "{}", row.line())?;
     }
     let to_entry = |row: &Row| Entry {
         name: row.name,
-        ours: row.ours,
+        ours: row.ours.median,
+        low: row.ours.low,
+        high: row.ours.high,
         limit: row.limit,
         unit: row.unit,
         ratio: row.ratio(),
@@ -107,7 +114,7 @@ mod tests {
     use super::*;
 
     fn row(ours: f64, target: Target) -> Row {
-        Row { name: "x", ours, limit: 10.0, unit: "µs", target }
+        Row { name: "x", ours: ours.into(), limit: 10.0, unit: "µs", target }
     }
 
     #[test]
@@ -129,7 +136,9 @@ mod tests {
         let path = dir.path().join("deep/summary.json");
         publish(&[row(5.0, Target::AtMost(1.0))], &path).unwrap();
         let read: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        let want = serde_json::json!([{"name": "x", "ours": 5.0, "limit": 10.0, "unit": "µs", "ratio": 0.5}]);
+        let want = serde_json::json!([{
+            "name": "x", "ours": 5.0, "low": 5.0, "high": 5.0, "limit": 10.0, "unit": "µs", "ratio": 0.5
+        }]);
         assert_eq!(read, want);
     }
 }

@@ -17,6 +17,7 @@ mod link;
 mod operations;
 mod registration;
 mod scheduler;
+mod sync;
 mod ticket;
 mod waiters;
 mod worker;

@@ -1,6 +1,7 @@
 //! Threads that wait for something another thread stores in an atomic.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::sync::{Condvar, Mutex, MutexGuard, wait_while};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 /// The lock orders only the going to sleep; what is waited for is read without it.
@@ -27,10 +28,7 @@ impl Waiters {
         if waiting() && !timeout.is_zero() {
             let mut sleeping = self.lock();
             *sleeping += 1;
-            let (mut sleeping, _) = self
-                .changed
-                .wait_timeout_while(sleeping, timeout, |_| waiting())
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut sleeping = wait_while(&self.changed, sleeping, timeout, |_| waiting());
             *sleeping -= 1;
         }
     }
@@ -57,10 +55,7 @@ impl Signal {
     /// Waits until raised, at most `timeout`, and lowers it.
     pub(crate) fn wait(&self, timeout: Duration) {
         let raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut raised, _) = self
-            .changed
-            .wait_timeout_while(raised, timeout, |raised| !*raised)
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut raised = wait_while(&self.changed, raised, timeout, |raised| !*raised);
         *raised = false;
     }
 }

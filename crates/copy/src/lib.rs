@@ -14,7 +14,10 @@ mod fragment;
 mod host;
 mod job;
 mod layout;
+#[cfg(loom)]
+pub mod model;
 mod progress;
+mod sync;
 
 pub use crc::{Crc64, crc64, crc64_sources, page_crc64};
 pub use engine::{CopyDone, CopyEngine, CopyError, Refused, Waker};

@@ -1,8 +1,10 @@
 //! How far a job is, and whether its bytes may still move.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard, wait_while};
 
 /// Why a job failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -139,8 +141,7 @@ impl Progress {
         }
         let guard = self.lock();
         let waiting = |inner: &mut Inner| self.steps_done() <= wanted && inner.stop.is_none();
-        let (guard, _) =
-            self.changed.wait_timeout_while(guard, timeout, waiting).unwrap_or_else(PoisonError::into_inner);
+        let guard = wait_while(&self.changed, guard, timeout, waiting);
         if self.steps_done() > wanted {
             return WaitOutcome::Ready;
         }
@@ -161,10 +162,7 @@ impl Progress {
     pub fn abort(&self, timeout: Duration) -> bool {
         self.request_abort();
         let waiting = |_: &mut Inner| self.custody();
-        let (_guard, _) = self
-            .changed
-            .wait_timeout_while(self.lock(), timeout, waiting)
-            .unwrap_or_else(PoisonError::into_inner);
+        drop(wait_while(&self.changed, self.lock(), timeout, waiting));
         !self.custody()
     }
 
@@ -313,5 +311,7 @@ impl StateCell {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod models;
+#[cfg(all(test, not(loom)))]
 mod tests;

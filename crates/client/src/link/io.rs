@@ -5,10 +5,10 @@ use super::inbound::{End, Inbound};
 use super::watch::timespec;
 use super::{FLUSH, Handler, Link, connect};
 use crate::clock::monotonic_us;
+use crate::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 

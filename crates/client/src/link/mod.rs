@@ -6,19 +6,21 @@ mod inbound;
 mod io;
 mod nudge;
 mod outbound;
+mod sleeper;
 mod wait;
 mod watch;
 
 use crate::registration::Registration;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::{ClientError, hooks};
 use inbound::{End, Inbound};
 use nudge::Nudge;
 use orbitkv_wire::{Header, Hello, HelloRole, Resume, ToClient, ToManager};
 use outbound::Outbound;
+use sleeper::Sleeper;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -73,7 +75,7 @@ pub(crate) struct Link {
     /// The connection's thread waits for the read side, to close the connection.
     closing: AtomicBool,
     /// Another thread than the connection's sleeps until something is to be read.
-    reader_sleeps: AtomicBool,
+    reader: Sleeper,
     /// Next waits in which that thread sleeps at once.
     awake_reads_to_skip: AtomicU32,
     /// Wakes that thread.
@@ -102,7 +104,7 @@ impl Link {
             inbound: Mutex::new(None),
             found_end: Mutex::new(None),
             closing: AtomicBool::new(false),
-            reader_sleeps: AtomicBool::new(false),
+            reader: Sleeper::default(),
             awake_reads_to_skip: AtomicU32::new(0),
             nudge: Nudge::new()?,
             watch: Watch::new()?,

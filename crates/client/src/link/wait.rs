@@ -6,9 +6,9 @@
 
 use super::watch::timespec;
 use super::{Inbound, Link};
+use crate::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -39,9 +39,7 @@ impl Link {
 
     /// A thread that owns the read side is to look again at what it waits for.
     pub(crate) fn nudge_reader(&self) {
-        // Between the change and the load, as in `read_while` between the store and the look at the change.
-        fence(Ordering::SeqCst);
-        if self.reader_sleeps.load(Ordering::Relaxed) {
+        if self.reader.must_be_woken() {
             self.nudge.raise();
         }
     }
@@ -83,6 +81,15 @@ impl Reads<'_> {
         true
     }
 
+    /// Waits until there is something to read, or a nudge; which of the two.
+    fn poll(&self, timeout: Duration) -> (bool, bool) {
+        let mut fds =
+            [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.link.nudge, PollFlags::IN)];
+        // A wait that a signal interrupts is a short one.
+        let _ = poll(&mut fds, Some(&timespec(timeout)));
+        (!fds[0].revents().is_empty(), !fds[1].revents().is_empty())
+    }
+
     /// Reads while `waiting` says so, for at most `timeout`.
     pub(crate) fn read_while(&mut self, timeout: Duration, waiting: impl Fn() -> bool) {
         let start = Instant::now();
@@ -90,19 +97,9 @@ impl Reads<'_> {
             return;
         }
         loop {
-            self.link.reader_sleeps.store(true, Ordering::Relaxed);
-            // A change before this is seen now, a later one nudges.
-            fence(Ordering::SeqCst);
             let left = timeout.saturating_sub(start.elapsed());
-            if !waiting() || left.is_zero() || self.link.closing.load(Ordering::Relaxed) {
-                break;
-            }
-            let mut fds =
-                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.link.nudge, PollFlags::IN)];
-            // A wait that a signal interrupts is a short one.
-            let _ = poll(&mut fds, Some(&timespec(left)));
-            let (ready, nudged) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-            self.link.reader_sleeps.store(false, Ordering::Relaxed);
+            let sleeps = || waiting() && !left.is_zero() && !self.link.closing.load(Ordering::Relaxed);
+            let Some((ready, nudged)) = self.link.reader.sleep(sleeps, || self.poll(left)) else { break };
             if nudged {
                 self.link.nudge.clear();
             }
@@ -110,7 +107,6 @@ impl Reads<'_> {
                 break;
             }
         }
-        self.link.reader_sleeps.store(false, Ordering::Relaxed);
     }
 }
 

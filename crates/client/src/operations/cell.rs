@@ -1,10 +1,10 @@
 //! What an engine thread polls: process memory, one atomic load.
 
+use crate::sync::OnceLock;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::ticket::{PagePart, Section};
 use crate::waiters::Waiters;
 use orbitkv_wire::WireMiss;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// State of a query.
@@ -247,3 +247,6 @@ impl ResetCell {
         self.waiters.change(|| self.done.store(true, Ordering::Release));
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

@@ -1,6 +1,6 @@
 //! What happened to the operations of one client.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($name:ident),+ $(,)?) => {

@@ -2,10 +2,10 @@
 
 use super::MissReason;
 use super::recovery::Kept;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use orbitkv_wire::KeepItem;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Most unclaimed preparations of one client; the manager's own limit is the same by default.
@@ -211,6 +211,9 @@ impl Preparations {
         let_go.chain(self.next_keep).min()
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;
 
 #[cfg(test)]
 mod tests {

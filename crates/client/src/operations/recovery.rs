@@ -3,10 +3,11 @@
 use super::counters::count;
 use super::demand::Demand;
 use super::table::{Entry, MAX_LIVE, Operations};
+use crate::sync::OnceLock;
 use crate::waiters::Waiters;
 use orbitkv_contract::GroupRange;
 use orbitkv_wire::{Hash, MAX_HASHES, QueryMode, QueryRule, RangeItem, RecoverBody, ToManager};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// All that the engine needs to go on at a token boundary: pages of every cache group. It is had as a whole

@@ -1,8 +1,9 @@
 //! Room to save pages into.
 
+use crate::sync::{Mutex, MutexGuard, OnceLock};
 use crate::ticket::PagePart;
 use orbitkv_wire::{GrantStatus, GrantedBody, Hash, Slot};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
 /// What the manager granted.
 #[derive(Debug)]
@@ -154,3 +155,6 @@ impl ReservationCell {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

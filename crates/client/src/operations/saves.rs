@@ -3,9 +3,9 @@
 use super::table::{Entry, MAX_LIVE, Operations};
 use super::{Grants, ReservationCell};
 use crate::clock::monotonic_us;
+use crate::sync::atomic::Ordering;
 use orbitkv_wire::{GrantStatus, GrantedBody, Hash, MAX_HASHES, Slot, ToManager};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// Most slots in one abort.
 const ABORT_BATCH: usize = 4096;

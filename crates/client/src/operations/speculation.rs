@@ -7,9 +7,9 @@ use super::recovery::{Kept, Wants, ahead};
 use super::table::{Entry, MAX_LIVE, Operations, Table};
 use super::{MissReason, QueryCell};
 use crate::link::{SendError, Urgency};
+use crate::sync::atomic::Ordering;
 use orbitkv_wire::{Hash, QueryMode, ToManager};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// Most warm-ups whose end has not come; the manager works on fewer.

@@ -6,10 +6,10 @@ use super::preparation::Preparations;
 use super::recovery::{CandidatesCell, Wants};
 use super::{Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
 use crate::link::{Link, SendError, Session, Urgency};
+use crate::sync::atomic::Ordering;
 use crate::ticket::{PagePart, Section};
 use orbitkv_wire::{Hash, Header, ToClient, ToManager};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 

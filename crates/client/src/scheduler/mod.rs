@@ -7,10 +7,10 @@ pub use handles::{Candidates, Preparation, Query, Reservation, Reset};
 use crate::link::{Fds, Handler, Link, LinkThread, Session};
 use crate::operations::{Demand, Operations, RecoveryDemand, Wants};
 use crate::registration::Registration;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::{ClientError, Hash};
 use orbitkv_contract::Contract;
 use orbitkv_wire::{Header, HelloRole, MAX_HASHES, Resume, ToClient};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 

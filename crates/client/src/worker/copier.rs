@@ -7,6 +7,7 @@ use super::stats::{add, add_since};
 use super::verify::Verifier;
 use crate::hooks;
 use crate::link::Urgency;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::ticket::PagePart;
 use orbitkv_copy::{
     CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, KvLayout, PagePair, page_crc64,
@@ -15,7 +16,6 @@ use orbitkv_shm::Region;
 use orbitkv_wire::ToManager;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Jobs in the engine at once; below the engine's own limit.
@@ -343,7 +343,7 @@ impl Work {
 }
 
 /// Counts an arrival at a hold point, once.
-fn note(noted: &std::sync::atomic::AtomicBool, name: &str) {
+fn note(noted: &AtomicBool, name: &str) {
     if !noted.swap(true, Ordering::AcqRel) {
         hooks::note_reached(name);
     }

@@ -1,12 +1,13 @@
 //! One restore.
 
 use super::state::{Origin, Work};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, OnceLock};
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
 use orbitkv_copy::{KvLayout, Progress, WaitOutcome};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Pages of one cache group.
@@ -84,7 +85,8 @@ impl LoadJob {
 
     /// Stops it without waiting.
     pub(crate) fn request_abort(&self) {
-        self.abort.store(true, Ordering::Release);
+        // Under the waiters' lock, as `submitted`: either it sees the wish, or here its progress is seen.
+        self.waiters.change(|| self.abort.store(true, Ordering::Release));
         if let Some(progress) = self.progress.get() {
             progress.request_abort();
         }
@@ -120,7 +122,20 @@ impl LoadJob {
         self.waiters.change(|| self.ended.store(true, Ordering::Release));
     }
 
-    fn wait_ended(&self, timeout: Duration) -> bool {
+    /// As [`Load::wait_layer`].
+    pub(crate) fn wait_layer(&self, layer: usize, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        let failed = || self.any_failed.load(Ordering::Acquire);
+        self.waiters.wait(timeout, || !self.has_ended() && !failed() && self.progress.get().is_none());
+        if failed() {
+            return false;
+        }
+        let Some(progress) = self.progress.get() else { return self.has_ended() };
+        let left = until.saturating_duration_since(Instant::now());
+        progress.wait_step(layer, left) == WaitOutcome::Ready && !failed()
+    }
+
+    pub(crate) fn wait_ended(&self, timeout: Duration) -> bool {
         self.waiters.wait(timeout, || !self.has_ended());
         self.has_ended()
     }
@@ -147,16 +162,7 @@ impl Load {
     /// of the ticket, one after the other; false on timeout or if any page fails.
     #[must_use]
     pub fn wait_layer(&self, layer: usize, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        let job = &self.job;
-        let failed = || job.any_failed.load(Ordering::Acquire);
-        job.waiters.wait(timeout, || !job.has_ended() && !failed() && job.progress.get().is_none());
-        if failed() {
-            return false;
-        }
-        let Some(progress) = job.progress.get() else { return job.has_ended() };
-        let left = until.saturating_duration_since(Instant::now());
-        progress.wait_step(layer, left) == WaitOutcome::Ready && !failed()
+        self.job.wait_layer(layer, timeout)
     }
 
     /// Waits at most `timeout` until [`Load::poll`] would be true.
@@ -180,3 +186,6 @@ impl Load {
         self.job.blocks.iter().zip(failed.iter()).filter(|(_, failed)| **failed).map(|(b, _)| *b).collect()
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

@@ -2,11 +2,12 @@
 
 use super::state::Origin;
 use crate::Hash;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use crate::sync::{OnceLock, yield_now};
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
 use orbitkv_copy::{CopyState, KvLayout, Progress};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What the pages of one save share with its handle.
@@ -118,7 +119,7 @@ impl SavePage {
         // Answers when the last step has ended; the final state follows within the same call of the engine.
         let _ = progress.wait_step(usize::MAX, left());
         while !self.is_still() && progress.steps_done() == progress.steps() && !left().is_zero() {
-            std::thread::yield_now();
+            yield_now();
         }
         self.is_still()
     }
@@ -134,7 +135,7 @@ impl SavePage {
                 // Ended before it reached the engine.
                 None if self.is_still() => return true,
                 // The copy thread is about to submit it.
-                None => std::thread::yield_now(),
+                None => yield_now(),
             }
         }
     }
@@ -169,3 +170,6 @@ impl Save {
         self.group.committed.load(Ordering::Acquire)
     }
 }
+
+#[cfg(all(test, loom))]
+mod models;

@@ -1,6 +1,6 @@
 //! What a worker has copied.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 macro_rules! counters {

@@ -197,9 +197,7 @@ impl Core {
             self.ledger.transfer(Side::Held(op.instance, account), Side::Free, bytes);
             self.wake = true;
         }
-        for page in op.pages.into_iter().rev() {
-            self.drop_lease(page);
-        }
+        self.drop_leases(&op.pages);
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
             session.operations -= 1;
         }

@@ -65,6 +65,20 @@ impl Core {
         self.free_condemned(id);
     }
 
+    /// The leases of an operation. With many of them open, pages that one has long leased are in no cache of the
+    /// processor, and each waits for memory: counted down side by side first, these waits overlap.
+    pub(super) fn drop_leases(&mut self, ids: &[PageId]) {
+        for id in ids {
+            if let Some(page) = self.index.pages.get_mut(*id) {
+                page.leases -= 1;
+            }
+        }
+        for id in ids.iter().rev() {
+            self.reconsider(*id);
+            self.free_condemned(*id);
+        }
+    }
+
     /// Makes a complete page visible, or frees it if somebody was faster.
     pub(super) fn seal(&mut self, id: PageId) {
         let Some(page) = self.index.pages.get(id) else {
