@@ -31,7 +31,7 @@ impl Core {
     }
 
     fn audit_ledger(&self) -> Finding {
-        let charged: u64 = self.operations.values().map(Operation::bytes).sum();
+        let charged: u64 = self.operations.values().map(|op| op.bytes()).sum();
         let reserved = self.ledger.reserved_bytes();
         ensure(self.ledger.balanced(), || "ledger accounts do not add up".into())?;
         ensure(charged == reserved, || format!("operations own {charged} bytes, the ledger {reserved}"))?;

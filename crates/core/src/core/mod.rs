@@ -50,7 +50,8 @@ pub struct Core {
     instances: BTreeMap<InstanceId, Instance>,
     namespaces: BTreeMap<NamespaceDigest, NamespaceId>,
     next_namespace: u32,
-    operations: BTreeMap<Ticket, Operation>,
+    /// Boxed: an operation is large, and moving it about in the tree costs more than one more allocation.
+    operations: BTreeMap<Ticket, Box<Operation>>,
     saves: BTreeMap<(SessionId, OperationId), Save>,
     /// Waiting demands.
     queue: BTreeSet<(Place, Ticket)>,

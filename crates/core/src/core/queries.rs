@@ -184,7 +184,7 @@ impl Core {
 
     pub(super) fn keep_operation(&mut self, ticket: Ticket, operation: Operation) {
         self.timers.insert((operation.expires_at, ticket));
-        self.operations.insert(ticket, operation);
+        self.operations.insert(ticket, Box::new(operation));
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
             session.operations += 1;
         }
