@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from support.case_end import assert_case_end
@@ -28,10 +28,10 @@ def deadline_ms(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(scope="module")
 def engine(
     new_manager: Callable[..., Manager], new_engine: Callable[..., Engine], deadline_ms: int
-) -> Iterator[Engine]:
+) -> Engine:
     manager = new_manager(flags=slow_tier(DELAY_MS, depth=1))
     connector = {"verify_restore": "all", "lookup_deadline_ms": deadline_ms}
-    yield new_engine(manager, connector=connector)
+    return new_engine(manager, connector=connector)
 
 
 def test_case_a61_first_token_is_not_later_than_deadline_and_recompute(

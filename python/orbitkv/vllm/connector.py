@@ -72,7 +72,9 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         registered = registration(config, kv_cache, self._settings, os.environ)
         if role is KVConnectorRole.SCHEDULER:
             if reason := why_private(config.cache_config.prefix_caching_hash_algo, os.environ):
-                logger.warning("OrbitKV: pages are shared with no other engine and lost at a restart: %s", reason)
+                logger.warning(
+                    "OrbitKV: pages are shared with no other engine and lost at a restart: %s", reason
+                )
             self._scheduler = SchedulerSide(
                 registered,
                 self._settings,
