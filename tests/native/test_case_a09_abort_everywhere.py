@@ -132,9 +132,7 @@ def test_case_a09_every_end_gives_everything_back(
         manager.assert_drained()
         manager.drop_memory()
     counters = manager.counters()
-    assert counters["expired_preparations"] == counters["expired_leases"] == 0, (
-        "time ended what its owner did"
-    )
+    assert counters["expired_preparations"] == counters["expired_leases"] == 0, "time ended it"
     assert instance.scheduler.stats()["preparations_skipped"] == 0
     # The share is whole: it takes one preparation, and no second one beside it.
     last = prepare(instance, "a")

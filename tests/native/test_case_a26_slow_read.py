@@ -1,5 +1,5 @@
-"""Whatever protects pages runs out while they are still being read or copied, and somebody needs the room: no
-foreign bytes are ever taken for them (case A-26). Nothing checks bytes on the way here: only custody helps."""
+"""Whatever protects pages runs out while they are still being read or copied, and somebody needs the room:
+foreign bytes are never taken for them (case A-26). Nothing checks bytes on the way here: only custody helps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Connect = Callable[..., Instance]
 POOL_PAGES = 64
 # A read takes longer than a preparation lives that nobody keeps (1 s), and far longer than `DEADLINE_MS`.
 DELAY_MS, DEADLINE_MS = 2000, 200
-# What the hungry one saves: more than the pool takes, eight at a time, all in the tier beforehand. A page that
-# is still being written there could not be evicted, and the hungry one would starve.
+# What the hungry one saves: more than the pool takes, all in the tier beforehand. A page that is still being
+# written there could not be evicted, and the hungry one would starve.
 CHAINS, CHAIN_PAGES = 8, 8
 
 
