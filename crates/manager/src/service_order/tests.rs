@@ -164,6 +164,8 @@ impl Model {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// Between two pages of one ticket, each other ticket of its class gets one page at most; classes pass
     /// each other only by the rule; every job is served once.
     #[test]
