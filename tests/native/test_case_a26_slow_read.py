@@ -1,6 +1,6 @@
 """Whatever protects pages runs out while they are still being read or copied, and somebody needs the room:
-foreign bytes are never taken for them (case A-26). Nothing checks bytes on the way here, so only custody helps.
-"""
+foreign bytes are never taken for them (case A-26). No checksum is compared on the way to the engine here, so
+only custody helps."""
 
 from __future__ import annotations
 
