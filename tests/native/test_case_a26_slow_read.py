@@ -1,6 +1,5 @@
 """Whatever protects pages runs out while they are still being read or copied, and somebody needs the room:
-foreign bytes are never taken for them (case A-26). No checksum is compared on the way to the engine here, so
-only custody helps."""
+foreign bytes are never taken for them (case A-26). No checksum is compared on the way to the engine here."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ POOL_PAGES = 64
 DELAY_MS, DEADLINE_MS = 2000, 200
 # What the hungry one saves: more than the pool takes, all in the tier beforehand. A page that is still being
 # written there could not be evicted, and the hungry one would starve.
-CHAINS, CHAIN_PAGES = 8, 8
+CHAINS, CHAIN_PAGES = 10, 8
 
 
 class Hungry:
