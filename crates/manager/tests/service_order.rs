@@ -1,4 +1,5 @@
 //! A slow tier that does few things at once serves many queries side by side (case A-04).
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod support;
 
