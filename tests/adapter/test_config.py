@@ -173,6 +173,34 @@ def test_namespace_is_equal_on_ranks_and_replicas(native: Any, mini: Any) -> Non
     assert namespace(mini, **changes) == namespace(mini)
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+@pytest.mark.parametrize("engine", ["fixed", "random", "without a word", "seeded"])
+def test_case_a27_a_random_hash_seed_is_said(
+    native: Any,
+    mini: Any,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str,
+    engine: str,
+) -> None:
+    """Engines of other versions draw it, with or without saying how."""
+    from vllm.v1.core import kv_cache_utils
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if engine in ("random", "seeded"):
+        monkeypatch.setattr(kv_cache_utils, "resolve_none_hash_seed", lambda _: os.urandom(32).hex())
+    elif engine == "without a word":
+        monkeypatch.delattr(kv_cache_utils, "resolve_none_hash_seed")
+    if engine == "seeded":
+        monkeypatch.setenv("PYTHONHASHSEED", "0")
+    config = mini.vllm_config(cache_config__prefix_caching_hash_algo=algorithm)
+    for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
+        OrbitKVConnector(config, role, mini.kv_cache_config())
+    said = [line for line in lines if "PYTHONHASHSEED=0" in line]
+    assert len(said) == (1 if engine in ("random", "without a word") else 0), lines
+    assert all("lost at a restart" in line for line in said)
+
+
 def test_instance_token_comes_from_the_engine_id(native: Any, mini: Any, manager: Any) -> None:
     for role in (KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER):
         OrbitKVConnector(mini.vllm_config(), role, mini.kv_cache_config())

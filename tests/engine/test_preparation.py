@@ -9,6 +9,7 @@ import pytest
 from support.engine import Engine
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
+from support.tier import Counted, leave_on_tier, slow_tier, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -31,7 +32,7 @@ def engine(
     new_manager: Callable[..., Manager], new_engine: Callable[..., Engine], mode: str
 ) -> Iterator[Engine]:
     """Runs two requests at a time, so that a queue forms behind them."""
-    manager = new_manager(flags=("--memory-tier-size", "128mib", "--memory-tier-delay-ms", "100"))
+    manager = new_manager(flags=slow_tier(100))
     switch = {"prepare": PREPARE, "warm_up": WARM_UP, "off": None}[mode]
     with pytest.MonkeyPatch.context() as patch:
         for variable in (PREPARE, WARM_UP):
@@ -48,45 +49,6 @@ def engine(
 def prepares(mode: str) -> None:
     if mode != "prepare":
         pytest.skip("about preparations alone")
-
-
-class Counted:
-    """What manager, adapter and native client have counted since."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._before = self._totals()
-
-    def _totals(self) -> dict[str, int]:
-        side = self._engine.scheduler.connector._scheduler
-        return {
-            **self._engine.manager.counters(),
-            **{f"adapter_{name}": value for name, value in side._lookups.counters.items()},
-            **{f"client_{name}": value for name, value in side._client.stats().items()},
-        }
-
-    def __getitem__(self, name: str) -> int:
-        return self._totals().get(name, 0) - self._before.get(name, 0)
-
-
-def stored(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    """Computes and saves prompts, and leaves them on the tier alone. Their cold tokens."""
-    cold = []
-    for tokens in prompts:
-        engine.reset()
-        result = engine.run(tokens)
-        assert result.cached == 0
-        cold.append(result.tokens)
-    leave_on_tier(engine)
-    return cold
-
-
-def leave_on_tier(engine: Engine) -> None:
-    manager = engine.manager
-    wait_until(lambda: manager.status()["tier"]["write_queue_pending"] == 0, "the tier has it")
-    manager.drop_memory()
-    engine.reset()
-    engine.kv.poison()
 
 
 def take_slots(engine: Engine, new_prompt: Prompts) -> None:

@@ -7,47 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scripted import PAGE_BYTES, Instance, chain
+from scripted import Instance, chain
 from support.manager import Manager
 from support.wait import wait_until
+from tiered import BYTES, PAGES, prepared, ready, store, tiered
 
 from orbitkv import _native as native
 
 Connect = Callable[..., Instance]
 Start = Callable[..., Manager]
-PAGES = 12
-# What is owned is slots: a page and its header of 4 KiB.
-SLOT_BYTES = -(-(4096 + PAGE_BYTES) // 4096) * 4096
-BYTES = PAGES * SLOT_BYTES
-
-
-def tiered(new_manager: Start, *flags: str, delay_ms: int = 150) -> Manager:
-    """A manager with a slower tier. A quarter of its budget takes `PAGES` four times over."""
-    tier = ("--memory-tier-size", "64mib", "--memory-tier-delay-ms", str(delay_ms))
-    return new_manager(pool_size="16mib", segment_size="2mib", flags=(*tier, *flags))
-
-
-def store(manager: Manager, instance: Instance, name: str, pages: int = PAGES) -> None:
-    """A chain that is in the tier and not in memory."""
-    before = manager.status()["tier"]["pages"]
-    instance.save(name, pages)
-    wait_until(lambda: manager.status()["tier"]["pages"] == before + pages, f"{name} is in the tier")
-    manager.assert_drained()
-    manager.drop_memory()
-    assert manager.status()["pool"]["pages"] == 0
-    for memory in instance.memories:
-        memory.poison()
-
-
-def prepared(preparation: Any, pages: int = PAGES) -> None:
-    wait_until(lambda: preparation.poll() != native.PENDING, "a preparation is answered")
-    state = (preparation.poll(), preparation.pages, preparation.miss_reason)
-    assert state == (native.PREPARED, pages, "")
-
-
-def ready(query: Any, pages: int = PAGES) -> None:
-    wait_until(lambda: query.poll() != native.PENDING, "a query is answered")
-    assert (query.poll(), query.pages, query.miss_reason) == (native.READY, pages, "")
 
 
 def lookups(manager: Manager) -> list[int]:

@@ -215,6 +215,13 @@ pub enum Effect {
         crc: u64,
         /// For whom first: reads of different demands should take turns.
         ticket: Ticket,
+        /// Whether a request waits for it; reads ahead of demand should let those pass.
+        urgent: bool,
+    },
+    /// What was read ahead under this ticket has been claimed: its reads that have not begun are urgent now.
+    Hasten {
+        /// The ticket that its reads were submitted under.
+        ticket: Ticket,
     },
     /// The bytes there are not needed any more.
     Erase {

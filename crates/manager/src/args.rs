@@ -92,6 +92,11 @@ pub struct Args {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 50, hide = true)]
     pub memory_tier_delay_ms: u32,
 
+    /// Reads and writes of the memory tier that are under way at once; others wait for their turn. 0 for no
+    /// limit.
+    #[arg(long, value_name = "COUNT", default_value_t = 0, hide = true)]
+    pub memory_tier_depth: u32,
+
     /// Bytes of one memory segment. Default: an eighth of the pool, 64 MiB at most.
     #[arg(long, value_name = "SIZE", hide = true)]
     pub segment_size: Option<Amount>,

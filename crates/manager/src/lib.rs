@@ -27,6 +27,7 @@ mod processes;
 mod ready;
 mod registration;
 mod server;
+mod service_order;
 mod sessions;
 mod settings;
 mod snapshot;

@@ -122,6 +122,7 @@ pub(crate) fn tier(args: &Args, config: &Config) -> TierSettings {
     TierSettings {
         bytes: args.memory_tier_size.of(config.pool_bytes),
         delay: Duration::from_millis(u64::from(args.memory_tier_delay_ms)),
+        depth: args.memory_tier_depth,
     }
 }
 

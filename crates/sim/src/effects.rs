@@ -92,6 +92,8 @@ impl World {
                 self.begin_read(slot, extent, crc);
                 Ok(())
             }
+            // Here a read takes as long as chance says.
+            Effect::Hasten { .. } => Ok(()),
             Effect::Erase { extent } => {
                 self.disk.erase(extent);
                 Ok(())

@@ -21,6 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from orbitkv.vllm.fallback import BrokenScheduler, BrokenWorker
+from orbitkv.vllm.hashes import why_private
 from orbitkv.vllm.log import logger
 from orbitkv.vllm.metadata import StepMetadata
 from orbitkv.vllm.namespace import page_bytes, registration
@@ -70,6 +71,10 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     def _start(self, config: VllmConfig, role: KVConnectorRole, kv_cache: KVCacheConfig) -> None:
         registered = registration(config, kv_cache, self._settings, os.environ)
         if role is KVConnectorRole.SCHEDULER:
+            if reason := why_private(config.cache_config.prefix_caching_hash_algo, os.environ):
+                logger.warning(
+                    "OrbitKV: pages are shared with no other engine and lost at a restart: %s", reason
+                )
             self._scheduler = SchedulerSide(
                 registered,
                 self._settings,

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from orbitkv.vllm.trace import NoTrace
 
 
+# How much longer than the deadline an answer is waited for. At the deadline the manager answers with what is
+# ready, and that has to come here first; the native client gives up as much later.
+ANSWER_GRACE_S = 0.05
+
+
 class Lookup:
     """A query for the blocks of a request from position `start` on, and the lease it may end with."""
 
@@ -92,6 +97,8 @@ class Lookups:
         self._settings = settings
         self._lookahead = lookahead
         self._trace = trace
+        # Zero says not to wait at all.
+        self._grace_s = ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0
         self._native = load_native()
         self.counters: Counter[str] = Counter()
 
@@ -111,7 +118,7 @@ class Lookups:
             return 0
         else:
             state = lookup.poll()
-        if state == self._native.PENDING and time.monotonic() < record.lookup_deadline:
+        if state == self._native.PENDING and time.monotonic() < record.lookup_deadline + self._grace_s:
             return None
         if state == self._native.READY:
             hits = min(lookup.end, usable) - start

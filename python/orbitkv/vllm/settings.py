@@ -41,6 +41,7 @@ class Settings:
     # is used only up to this estimated transfer time.
     sync_max_ms: float = 4.0
     lookup_wait_us: int = 200
+    # How long the manager may read for a lookup. Its answer, with what is ready by then, may take 50 ms more.
     lookup_deadline_ms: int = 500
     save_fence_wait_ms: int = 50
     layer_wait_ms: int = 1000

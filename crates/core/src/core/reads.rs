@@ -51,19 +51,19 @@ impl Core {
             saver: None,
         });
         self.mark(Mark::ReadBegun);
+        let ahead = self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
         for (shard, part) in shards.zip(&stored.parts) {
             let slot = self.slots.take(class(shard), id, SlotState::Reading)?;
             if let Some(page) = self.index.pages.get_mut(id) {
                 page.parts.push(Some(PagePart { slot, crc: part.crc }));
             }
             let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes, part.crc);
-            effects.push(Effect::Read { slot, extent, payload_bytes, crc, ticket });
+            effects.push(Effect::Read { slot, extent, payload_bytes, crc, ticket, urgent: !ahead });
         }
         self.index.reading.insert(key, id);
         if let Some(parent) = self.index.pages.get(id).and_then(Page::parent) {
             self.link(parent);
         }
-        let ahead = self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
         let (waiters, lingerers) = Default::default();
         let pending = stored.parts.len();
         self.reads.insert(id, Reading { pending, failed: false, ahead, waiters, lingerers });

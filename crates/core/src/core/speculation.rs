@@ -182,6 +182,7 @@ impl Core {
         } else {
             self.mark(Mark::ClaimedPreloading);
             self.set_timer(ticket, expires_at);
+            effects.push(Effect::Hasten { ticket });
         }
         self.push_state(ticket, effects);
         Ok(())

@@ -89,6 +89,28 @@ fn a_claim_during_the_reads_becomes_a_demand_with_a_deadline() {
 }
 
 #[test]
+fn reads_ahead_are_not_urgent_until_they_are_claimed() {
+    let urgency = |effects: &[Effect]| -> Vec<bool> {
+        let urgent = |e: &Effect| if let Effect::Read { urgent, .. } = e { Some(*urgent) } else { None };
+        effects.iter().filter_map(urgent).collect()
+    };
+    for mode in [Mode::Prepare, Mode::WarmUp] {
+        let mut world = tiered(16, |_| {});
+        store(&mut world, 0..4);
+        let (ahead, effects) = begin(&mut world, &chain(0..2), mode);
+        assert_eq!(urgency(&effects), [false; 2]);
+        let (_, effects) = begin(&mut world, &chain(0..4), Mode::Demand);
+        assert_eq!(urgency(&effects), [true; 2], "those that are being read already are shared");
+        if mode == Mode::Prepare {
+            let claimed = send(&mut world, ahead, &chain(0..2), Mode::Demand);
+            assert_eq!(claimed.iter().filter(|e| **e == Effect::Hasten { ticket: ahead }).count(), 1);
+            let again = send(&mut world, ahead, &chain(0..2), Mode::Demand);
+            assert!(!again.contains(&Effect::Hasten { ticket: ahead }), "{again:?}");
+        }
+    }
+}
+
+#[test]
 fn other_pages_never_claim_what_was_prepared() {
     let mut world = tiered(16, |_| {});
     store(&mut world, 0..2);

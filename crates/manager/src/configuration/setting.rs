@@ -41,6 +41,7 @@ pub(crate) const ALL: &[Setting] = &[
     number("query_read_timeout_ms", "ms", |args, text| parse(text).map(|v| args.query_read_timeout_ms = v)),
     size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
     number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),
+    number("memory_tier_depth", "", |args, text| parse(text).map(|v| args.memory_tier_depth = v)),
     size("segment_size", |args, text| parse(text).map(|v| args.segment_size = Some(v))),
     text("ready_file", PATH, |args, text| path(text).map(|v| args.ready_file = Some(v))),
     text("log_format", r#""text" or "json""#, |args, text| word(text).map(|v| args.log_format = v)),

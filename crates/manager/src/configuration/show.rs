@@ -72,6 +72,7 @@ fn value_of(
             (settings::tier(args, config).bytes.into(), args.memory_tier_size.0.and_then(of_pool))
         }
         "memory_tier_delay_ms" => (args.memory_tier_delay_ms.into(), None),
+        "memory_tier_depth" => (args.memory_tier_depth.into(), None),
         "segment_size" => {
             let eighth = "an eighth of the pool, 64 MiB at most".to_owned();
             (config.segment_bytes.into(), args.segment_size.map_or(Some(eighth), of_pool))

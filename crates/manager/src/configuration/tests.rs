@@ -42,6 +42,7 @@ fn the_file_sets_every_key() {
         query_read_timeout_ms = 100
         memory_tier_size = 0
         memory_tier_delay_ms = "7"
+        memory_tier_depth = 4
         segment_size = 2_097_152
         ready_file = "/run/a/ready.json"
         log_format = "json"
@@ -57,6 +58,7 @@ fn the_file_sets_every_key() {
     assert_eq!(args.query_read_batch.0, Some(Amount::Bytes(32 << 20)));
     assert_eq!((args.query_read_max_batches, args.query_read_timeout_ms), (1, 100));
     assert_eq!((args.memory_tier_size.0, args.memory_tier_delay_ms), (None, 7));
+    assert_eq!(args.memory_tier_depth, 4);
     assert_eq!(args.segment_size, Some(Amount::Bytes(2 << 20)));
     assert_eq!(args.ready_file.as_deref(), Some(Path::new("/run/a/ready.json")));
     assert_eq!(args.log_format, crate::LogFormat::Json);

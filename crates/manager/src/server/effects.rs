@@ -4,7 +4,7 @@ use super::Server;
 use crate::convert;
 use crate::outbox::Ids;
 use crate::tally::CloseReason;
-use crate::tier::{Done, Job, Place, Tier};
+use crate::tier::{Done, Job, Order, Place, Tier};
 use orbitkv_core::{
     Effect, Event, OperationId, OperationOutcome, Revision, SegmentId, SessionId, SlotRef, Ticket,
 };
@@ -82,13 +82,15 @@ impl Server {
             Effect::ShareSegment { segment, session } => self.share(segment, session),
             Effect::Write { slot, key, payload_bytes, .. } => {
                 let job = self.place(slot, payload_bytes).map(|from| Job::Write { slot, key, from });
-                self.submit(job);
+                self.submit(job.map(Order::Do));
             }
-            Effect::Read { slot, extent, payload_bytes, crc, .. } => {
-                let job = self.place(slot, payload_bytes).map(|into| Job::Read { slot, extent, crc, into });
-                self.submit(job);
+            Effect::Read { slot, extent, payload_bytes, crc, ticket, urgent } => {
+                let place = self.place(slot, payload_bytes);
+                let job = place.map(|into| Job::Read { slot, extent, crc, ticket, urgent, into });
+                self.submit(job.map(Order::Do));
             }
-            Effect::Erase { extent } => self.submit(Some(Job::Erase { extent })),
+            Effect::Hasten { ticket } => self.submit(Some(Order::Hasten { ticket })),
+            Effect::Erase { extent } => self.submit(Some(Order::Erase { extent })),
             Effect::DropSegment { segment } => {
                 for session in self.pool.release(segment.0) {
                     let message = ToClient::SegmentGone { segment: segment.0 };
@@ -138,9 +140,9 @@ impl Server {
         Some(Place { segment: Arc::clone(&shared.segment), offset, bytes })
     }
 
-    fn submit(&self, job: Option<Job>) {
-        match (&self.tier, job) {
-            (Some(tier), Some(job)) => tier.submit(job),
+    fn submit(&self, order: Option<Order>) {
+        match (&self.tier, order) {
+            (Some(tier), Some(order)) => tier.submit(order),
             _ => tracing::error!("work for a tier that is not there"),
         }
     }

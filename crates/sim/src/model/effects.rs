@@ -34,6 +34,7 @@ impl Model {
                 Effect::Write { slot, shard, crc, .. } => self.write_begins(*slot, *shard, *crc)?,
                 Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
                 Effect::Refused { .. }
+                | Effect::Hasten { .. }
                 | Effect::Erase { .. }
                 | Effect::InstanceState { .. }
                 | Effect::Fence { .. }
