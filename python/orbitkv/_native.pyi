@@ -127,14 +127,15 @@ class SchedulerClient:
         sequence from its first token on. Raises OrbitKVError for an empty span, for tokens at which not every
         group has a page that ends, and for more tokens than the hashes cover."""
     def candidates(self, start_tokens: int, hashes: bytes) -> Candidates:
-        """Asks at which tokens after `start_tokens` a recovery could end now. Never blocks. Nothing is read or
-        leased for it."""
+        """Asks at which tokens after `start_tokens` a recovery could end now. Never blocks. Nothing is read
+        or leased for it."""
     def read_recovery(self, demand: RecoveryDemand, *, deadline_ms: int = 0) -> Query:
-        """Asks for all pages of a demand. Never blocks. READY with all of them, or a MISS: "refused" when its
-        ranges are not those of the rules (`status` says which), "absent" when a page is not there any more."""
+        """Asks for all pages of a demand. Never blocks. READY with all of them, or a MISS: "refused" when
+        its ranges are not those of the rules (`status` says which), "absent" when a page is not there any
+        more."""
     def prepare_recovery(self, start_tokens: int, end_tokens: int, hashes: bytes) -> Preparation:
-        """As `prepare_prefix`, for all pages of a recovery; raises as `recovery` does. Claimed by itself alone:
-        neither a prefix query nor a recovery of another boundary gets its pages."""
+        """As `prepare_prefix`, for all pages of a recovery; raises as `recovery` does. Claimed by itself
+        alone: neither a prefix query nor a recovery of another boundary gets its pages."""
     def warm_up(self, hashes: bytes, *, group: int = 0) -> bool:
         """Asks that pages be brought into memory, for nobody in particular: none is leased. Never blocks.
         True if the request was sent; False when not connected, without hashes, or when too many are under
@@ -175,8 +176,9 @@ class Query:
         empty unless MISS."""
     def restore(self, first: int, count: int) -> bytes:
         """Hands pages `first .. first + count` of the lease to the workers: returns the ticket for
-        `WorkerClient.restore`. At most once. A recovery is handed over as a whole. The lease then ends after `release` and when every
-        worker's part has ended. Raises OrbitKVError when not READY (e.g. the connection was lost)."""
+        `WorkerClient.restore`. At most once; a recovery as a whole. The lease then ends after `release` and
+        when every worker's part has ended. Raises OrbitKVError when not READY (e.g. the connection was
+        lost)."""
     def release(self) -> None:
         """Ends interest, in whatever state; idempotent. Running copies keep their custody."""
 
@@ -196,8 +198,8 @@ class RecoveryDemand:
 
 class Candidates:
     def poll(self) -> list[int] | None:
-        """Tokens at which a recovery could end, ascending; None while there is no answer. None of them without
-        a manager, or when the manager refuses the question."""
+        """Tokens at which a recovery could end, ascending; None while there is no answer. An empty list
+        without a manager, or when the manager refuses the question."""
     def wait(self, timeout_us: int) -> list[int] | None:
         """As `poll`, after a wait of at most `timeout_us` for the answer."""
 

@@ -1,4 +1,4 @@
-"""An engine of several cache groups goes on at a token boundary with the pages of all of them, or not at all."""
+"""An engine of several cache groups goes on at a boundary with the pages of all of them, or not at all."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ class Hybrid:
         """Where a recovery could end."""
         found = self.scheduler.candidates(start_tokens, self.hashes[: pages * HASH_BYTES])
         boundaries = found.wait(5_000_000)
-        assert boundaries is not None and found.poll() == boundaries
+        assert boundaries is not None
+        assert found.poll() == boundaries
         return boundaries
 
     def poison(self) -> None:

@@ -47,6 +47,8 @@ pub(crate) struct Reading {
     pub(crate) failed: bool,
     /// Begun ahead of demand.
     pub(crate) ahead: bool,
+    /// For whom it was begun.
+    pub(crate) ticket: Ticket,
     /// Demands that lease it.
     pub(crate) waiters: SmallVec<[Ticket; 2]>,
     /// Demands that have stopped, and what each pays until it has ended.

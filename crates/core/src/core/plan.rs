@@ -171,6 +171,7 @@ impl Core {
             self.mark(Mark::ReadShared);
             self.counters.coalesced_reads += 1;
             self.join_read(ticket, at, page);
+            self.hasten(ticket, page, effects);
             return Step::Reading { bytes };
         }
         let Some(stored) = self.stored.get(&key).cloned() else {

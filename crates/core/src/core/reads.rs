@@ -19,6 +19,19 @@ impl Core {
         self.place(ticket, at, Some((page, true)));
     }
 
+    /// A demand waits for a page that was to be read some time.
+    pub(super) fn hasten(&self, ticket: Ticket, page: PageId, effects: &mut Vec<Effect>) {
+        let ahead = |ticket| self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
+        let begun_for = self.reads.get(&page).filter(|reading| reading.ahead).map(|reading| reading.ticket);
+        if let Some(begun_for) = begun_for.filter(|_| !ahead(ticket)) {
+            let hasten = Effect::Hasten { ticket: begun_for };
+            // Mostly the next pages are of the same one.
+            if effects.last() != Some(&hasten) {
+                effects.push(hasten);
+            }
+        }
+    }
+
     /// Takes the slots of a stored page and has them filled.
     pub(super) fn begin_read(
         &mut self,
@@ -66,7 +79,7 @@ impl Core {
         }
         let (waiters, lingerers) = Default::default();
         let pending = stored.parts.len();
-        self.reads.insert(id, Reading { pending, failed: false, ahead, waiters, lingerers });
+        self.reads.insert(id, Reading { pending, failed: false, ahead, ticket, waiters, lingerers });
         Some(id)
     }
 

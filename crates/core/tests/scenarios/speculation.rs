@@ -101,9 +101,12 @@ fn reads_ahead_are_not_urgent_until_they_are_claimed() {
         assert_eq!(urgency(&effects), [false; 2]);
         let (_, effects) = begin(&mut world, &chain(0..4), Mode::Demand);
         assert_eq!(urgency(&effects), [true; 2], "those that are being read already are shared");
+        let hastened =
+            |effects: &[Effect]| effects.iter().filter(|e| **e == Effect::Hasten { ticket: ahead }).count();
+        assert_eq!(hastened(&effects), 1, "a demand waits for them now");
         if mode == Mode::Prepare {
             let claimed = send(&mut world, ahead, &chain(0..2), Mode::Demand);
-            assert_eq!(claimed.iter().filter(|e| **e == Effect::Hasten { ticket: ahead }).count(), 1);
+            assert_eq!(hastened(&claimed), 1);
             let again = send(&mut world, ahead, &chain(0..2), Mode::Demand);
             assert!(!again.contains(&Effect::Hasten { ticket: ahead }), "{again:?}");
         }
