@@ -1,0 +1,136 @@
+//! Opening a directory, and reading what was there.
+
+use crate::config::LogConfig;
+use crate::contents::{Contents, Place, Source};
+use crate::directory::Directory;
+use crate::error::{DiskError, StoreError};
+use crate::eviction::stored;
+use crate::format::{Checkpoint, Owner};
+use crate::log::Log;
+use crate::page::StoredPage;
+use crate::segment::{Segment, State};
+use crate::survey::{Found, NEW_CHECKPOINT, OWNER, Survey};
+use crate::writer::Reserved;
+
+/// What was found in one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered {
+    /// Its number.
+    pub segment: u32,
+    /// Where the list comes from.
+    pub source: Source,
+    /// Its pages. Their payloads have not been read: that is checked at each read, as always.
+    pub pages: Vec<StoredPage>,
+}
+
+/// How far recovery is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Segments that have been read.
+    pub done: usize,
+    /// Segments that were found.
+    pub total: usize,
+}
+
+impl<D: Directory> Log<D> {
+    /// Opens a directory: takes its lock, refuses what it cannot know, begins a new epoch, and removes the
+    /// oldest segments if the capacity is lower than it was. [`Log::recover`] reads the rest.
+    ///
+    /// # Errors
+    /// See [`StoreError`]. Before a newer format is refused nothing has been changed.
+    pub fn open(mut disk: D, config: LogConfig) -> Result<Self, StoreError> {
+        config.check()?;
+        let survey = Survey::take(&mut disk)?;
+        let epoch = survey.epoch.checked_add(1).ok_or(StoreError::Epoch { epoch: survey.epoch })?;
+        let start = |what, file: &str, source| StoreError::Start { what, file: file.to_owned(), source };
+        write_owner(&mut disk, epoch).map_err(|source| start("write", OWNER, source))?;
+        if survey.new_checkpoint {
+            let removed = disk.remove(NEW_CHECKPOINT);
+            removed.map_err(|source| start("remove", NEW_CHECKPOINT, source))?;
+        }
+        let mut log = Self::with(disk, config, epoch, &survey);
+        // Down to the cap, the oldest first; their pages are gone without having been read.
+        while log.used_bytes()? > config.capacity_bytes && !log.unread.is_empty() {
+            let oldest = log.unread.remove(0);
+            log.remove_segment(oldest)?;
+            log.found -= 1;
+        }
+        Ok(log)
+    }
+
+    fn with(disk: D, config: LogConfig, epoch: u32, survey: &Survey) -> Self {
+        let Checkpoint { next_sequence, forgotten, .. } = &survey.checkpoint;
+        let firsts = survey.segments.iter().filter_map(|found| found.head).map(|head| head.first_sequence);
+        Self {
+            disk,
+            config,
+            epoch,
+            uses: 0,
+            // Zero is never given, so that it can stand for nothing.
+            next_sequence: firsts.fold((*next_sequence).max(1), u64::max),
+            segments: survey.segments.iter().map(|found| (found.id, unread(found))).collect(),
+            open: None,
+            unread: survey.segments.iter().map(|found| found.id).collect(),
+            found: survey.segments.len(),
+            forgotten: forgotten.clone(),
+            reserved: Reserved::default(),
+            read_only: false,
+            growth_stopped: false,
+            over: false,
+        }
+    }
+
+    /// Reads the next segment, the newest first; nothing when all have been read. Until then pages that were
+    /// reported can be read, and none can be written. Of several pages of one name the newest has the highest
+    /// sequence, and mostly comes first.
+    ///
+    /// # Errors
+    /// A file in which nothing was found, and which cannot be used again, could not be removed. Unreadable
+    /// segments are no errors: what can be read of them is reported.
+    pub fn recover(&mut self) -> Result<Option<Recovered>, StoreError> {
+        let Some(id) = self.unread.pop() else {
+            return Ok(None);
+        };
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return Ok(None);
+        };
+        let line = if let State::Unread(line) = segment.state { line } else { None };
+        let place = Place { segment: id, file: segment.file, bytes: segment.size.bytes, line };
+        let mut contents = Contents::read(&mut self.disk, place, segment.generation);
+        contents.pages.retain(|located| {
+            let namespace = &located.page.name.namespace;
+            let forgotten = self.forgotten.iter().find(|forgotten| forgotten.namespace == *namespace);
+            forgotten.is_none_or(|forgotten| located.sequence >= forgotten.below_sequence)
+        });
+        segment.adopt(&contents);
+        self.next_sequence = self.next_sequence.max(contents.next_sequence);
+        let pages = contents.pages.iter().map(|located| stored(segment, located)).collect();
+        if contents.pages.is_empty() && segment.size.bytes != self.config.segment_bytes {
+            self.remove_segment(id)?;
+        }
+        Ok(Some(Recovered { segment: id, source: contents.source, pages }))
+    }
+
+    /// How far recovery is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress { done: self.found - self.unread.len(), total: self.found }
+    }
+}
+
+fn unread(found: &Found) -> Segment {
+    Segment {
+        generation: found.generation(),
+        state: State::Unread(found.line),
+        ..Segment::new(found.id, found.file, found.size)
+    }
+}
+
+/// The new epoch is durable before anything of it is written.
+fn write_owner<D: Directory>(disk: &mut D, epoch: u32) -> Result<(), DiskError> {
+    let file = disk.open(OWNER)?;
+    let written = disk.write(file, 0, &Owner { epoch }.seal()).and_then(|()| disk.sync(file));
+    disk.close(file);
+    written?;
+    disk.sync_directory()
+}
