@@ -39,7 +39,7 @@ fn fill(path: &Path) {
 fn recover(path: &Path) -> u64 {
     let mut log = open(path);
     let mut pages = 0;
-    while let Some(recovered) = log.recover().unwrap() {
+    while let Some(recovered) = log.recover() {
         pages += black_box(&recovered.pages).len() as u64;
     }
     pages

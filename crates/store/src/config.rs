@@ -33,7 +33,7 @@ impl LogConfig {
 
     /// Least capacity for segments of that size: one is filled while another is evicted.
     fn min_capacity_bytes(&self) -> u64 {
-        2 * (self.segment_bytes + FILE_SLACK_BYTES) + 32 * BLOCK_BYTES_U64
+        2 * self.segment_bytes + FILE_SLACK_BYTES + 8 * BLOCK_BYTES_U64
     }
 
     /// # Errors
@@ -68,7 +68,7 @@ mod tests {
     fn what_cannot_work_is_named_with_what_would() {
         let small = LogConfig { capacity_bytes: 1 << 20, segment_bytes: 1 << 20, min_free_bytes: 0 };
         let text = small.check().unwrap_err().to_string();
-        assert!(text.contains("capacity is 1048576") && text.contains("2359296"), "{text}");
+        assert!(text.contains("capacity is 1048576") && text.contains("2195456"), "{text}");
         let odd = LogConfig { segment_bytes: (1 << 20) + 1, ..small };
         assert!(odd.check().unwrap_err().to_string().contains("segment size is 1048577"));
     }

@@ -121,30 +121,33 @@ impl Contents {
             let header = header.filter(|header| {
                 header.segment == id && u64::from(header.block) == at && header.generation >= contents.generation
             });
-            let located = header.and_then(|header| contents.take(&header, window.blocks));
-            // Behind anything else the next block may be a header: what was torn hides no neighbour.
-            at += located.map_or(1, |located| located.blocks());
+            at = match header {
+                // What was taken for pages hid others: begin again, with the newer use in mind.
+                Some(header) if header.generation > contents.generation && !contents.pages.is_empty() => {
+                    contents = Self { source: Source::Headers, ..Self::nothing(header.generation) };
+                    1
+                }
+                Some(header) => at + contents.take(&header, window.blocks),
+                // The next block may be a header: what was torn hides no neighbour.
+                None => at + 1,
+            };
         }
         contents.first_sequence = contents.pages.first().map_or(0, |page| page.sequence);
         contents.next_sequence = contents.pages.last().map_or(0, |page| page.sequence.saturating_add(1));
         contents
     }
 
-    /// Adds the page of a header that belongs here, if it lies inside the file and behind the one before.
-    fn take(&mut self, header: &PageHeader, file_blocks: u64) -> Option<Located> {
+    /// Adds the page of a header that belongs here, if it lies inside the file and is newer than the one before.
+    /// Returns the blocks that need no look.
+    fn take(&mut self, header: &PageHeader, file_blocks: u64) -> u64 {
         let located = Located { page: header.page, block: header.block, sequence: header.sequence };
-        if u64::from(header.block) + located.blocks() > file_blocks {
-            return None;
+        let outside = u64::from(header.block) + located.blocks() > file_blocks;
+        if outside || self.pages.last().is_some_and(|last| last.sequence >= header.sequence) {
+            return 1;
         }
-        if header.generation > self.generation {
-            self.generation = header.generation;
-            self.pages.clear();
-        }
-        if self.pages.last().is_some_and(|last| last.sequence >= header.sequence) {
-            return None;
-        }
+        self.generation = header.generation;
         self.pages.push(located);
-        Some(located)
+        located.blocks()
     }
 }
 

@@ -230,6 +230,12 @@ impl<D: Directory> Log<D> {
         &mut self.disk
     }
 
+    /// Gives the disk back as a crash would find it: nothing is sealed or synced. See [`Log::close`].
+    #[must_use]
+    pub fn into_disk(self) -> D {
+        self.disk
+    }
+
     pub(crate) fn writer(&self) -> Option<&Writer> {
         match &self.segments.get(&self.open?)?.state {
             State::Open(writer) => Some(writer),
@@ -279,16 +285,26 @@ impl<D: Directory> Log<D> {
         // Not taken back, even if the head cannot be written.
         self.uses = self.uses.saturating_add(1);
         let generation = u64::from(self.epoch) << 32 | u64::from(self.uses);
+        self.write_head_of(what, id, generation, self.next_sequence)?;
+        Ok(generation)
+    }
+
+    pub(crate) fn write_head_of(
+        &mut self,
+        what: &'static str,
+        id: u32,
+        generation: u64,
+        first_sequence: u64,
+    ) -> Result<(), StoreError> {
         let Some(segment) = self.segments.get_mut(&id) else {
-            return Ok(generation);
+            return Ok(());
         };
-        let first_sequence = self.next_sequence;
         let head = SegmentHead { segment: id, generation, first_sequence, segment_bytes: segment.size.bytes };
         segment.unsynced = true;
         if let Err(source) = self.disk.write(segment.file, 0, &head.seal()) {
             self.read_only |= source != DiskError::NoSpace;
             return Err(StoreError::Run { what, file: file_name(id), source });
         }
-        Ok(generation)
+        Ok(())
     }
 }

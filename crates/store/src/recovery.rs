@@ -3,14 +3,14 @@
 use crate::config::LogConfig;
 use crate::contents::{Contents, Place, Source};
 use crate::directory::Directory;
-use crate::error::{DiskError, StoreError};
+use crate::error::{Advice, DiskError, StoreError};
 use crate::eviction::stored;
 use crate::format::{Checkpoint, Owner};
 use crate::log::Log;
 use crate::page::StoredPage;
 use crate::segment::{Segment, State};
 use crate::survey::{Found, NEW_CHECKPOINT, OWNER, Survey};
-use crate::writer::Reserved;
+use crate::writer::{Reserved, Writer};
 
 /// What was found in one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,16 +84,10 @@ impl<D: Directory> Log<D> {
     /// reported can be read, and none can be written. Of several pages of one name the newest has the highest
     /// sequence, and mostly comes first.
     ///
-    /// # Errors
-    /// A file in which nothing was found, and which cannot be used again, could not be removed. Unreadable
-    /// segments are no errors: what can be read of them is reported.
-    pub fn recover(&mut self) -> Result<Option<Recovered>, StoreError> {
-        let Some(id) = self.unread.pop() else {
-            return Ok(None);
-        };
-        let Some(segment) = self.segments.get_mut(&id) else {
-            return Ok(None);
-        };
+    /// Damage is no error: what can be read is reported, and a disk that cannot be written turns the log read-only.
+    pub fn recover(&mut self) -> Option<Recovered> {
+        let id = self.unread.pop()?;
+        let segment = self.segments.get_mut(&id)?;
         let line = if let State::Unread(line) = segment.state { line } else { None };
         let place = Place { segment: id, file: segment.file, bytes: segment.size.bytes, line };
         let mut contents = Contents::read(&mut self.disk, place, segment.generation);
@@ -104,11 +98,31 @@ impl<D: Directory> Log<D> {
         });
         segment.adopt(&contents);
         self.next_sequence = self.next_sequence.max(contents.next_sequence);
-        let pages = contents.pages.iter().map(|located| stored(segment, located)).collect();
-        if contents.pages.is_empty() && segment.size.bytes != self.config.segment_bytes {
-            self.remove_segment(id)?;
+        let pages: Vec<_> = contents.pages.iter().map(|located| stored(segment, located)).collect();
+        // Either is for later only, and tried again at the next start.
+        let tidied = if contents.pages.is_empty() && segment.size.bytes != self.config.segment_bytes {
+            self.remove_segment(id)
+        } else if contents.source == Source::Headers {
+            self.repair(id, &contents)
+        } else {
+            Ok(())
+        };
+        self.read_only |= tidied.is_err_and(|error| error.advice() == Advice::ReadOnly);
+        Some(Recovered { segment: id, source: contents.source, pages })
+    }
+
+    /// Writes the head and the footer that a crash had left out, so that the next start need not search, and
+    /// finds no older use where this one was found.
+    fn repair(&mut self, id: u32, contents: &Contents) -> Result<(), StoreError> {
+        if contents.pages.is_empty() {
+            return Ok(());
         }
-        Ok(Some(Recovered { segment: id, source: contents.source, pages }))
+        self.write_head_of("repair", id, contents.generation, contents.first_sequence)?;
+        let bytes = self.segments.get(&id).map_or(0, |segment| segment.size.bytes);
+        match Writer::rebuild(bytes, &contents.pages) {
+            Some(footer) => self.write_footer(id, &footer),
+            None => Ok(()),
+        }
     }
 
     /// How far recovery is.

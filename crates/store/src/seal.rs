@@ -2,7 +2,7 @@
 
 use crate::directory::Directory;
 use crate::error::{DiskError, StoreError};
-use crate::format::{BLOCK_BYTES_U64, Checkpoint, Digest, Forgotten};
+use crate::format::{BLOCK_BYTES, BLOCK_BYTES_U64, Checkpoint, Digest, Footer, Forgotten};
 use crate::log::Log;
 use crate::segment::{State, file_name};
 use crate::survey::{CHECKPOINT, NEW_CHECKPOINT};
@@ -22,18 +22,25 @@ impl<D: Directory> Log<D> {
         if writer.in_flight() > 0 {
             return Ok(());
         }
-        let (generation, bytes) = (segment.generation, segment.size.bytes);
-        let (block, footer) = writer.footer().encode(id, generation, segment.first_sequence, bytes);
-        let blocks = footer.len() as u64 / BLOCK_BYTES_U64 - 1;
-        let written = self.disk.write(segment.file, u64::from(block) * BLOCK_BYTES_U64, &footer);
+        let footer = writer.footer().clone();
         segment.state = State::Sealed;
+        self.write_footer(id, &footer)?;
+        self.write_checkpoint(false)
+    }
+
+    pub(crate) fn write_footer(&mut self, id: u32, footer: &Footer) -> Result<(), StoreError> {
+        let Some(segment) = self.segments.get_mut(&id) else {
+            return Ok(());
+        };
+        let (generation, bytes) = (segment.generation, segment.size.bytes);
+        let (block, footer) = footer.encode(id, generation, segment.first_sequence, bytes);
         segment.unsynced = true;
-        if let Err(source) = written {
+        if let Err(source) = self.disk.write(segment.file, u64::from(block) * BLOCK_BYTES_U64, &footer) {
             self.read_only |= source != DiskError::NoSpace;
             return Err(StoreError::Run { what: "seal", file: file_name(id), source });
         }
-        segment.footer_blocks = u32::try_from(blocks).unwrap_or(0);
-        self.write_checkpoint(false)
+        segment.footer_blocks = u32::try_from(footer.len() / BLOCK_BYTES - 1).unwrap_or(0);
+        Ok(())
     }
 
     /// Replaces the checkpoint. A crash in between leaves the old one, the new one, or one that is damaged

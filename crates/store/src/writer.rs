@@ -1,5 +1,6 @@
 //! The contents of a segment that is being filled, until its footer is written.
 
+use crate::contents::Located;
 use crate::format::{Digest, Entry, Footer, footer_blocks};
 use crate::page::PageRecord;
 use std::collections::{BTreeSet, HashMap};
@@ -75,6 +76,28 @@ impl Writer {
         self.in_flight.insert(block);
         self.end_block += blocks;
         block
+    }
+
+    /// The footer of pages that were found without one, where there is room for it. What is missing between
+    /// them gets dead entries, so that sequences can be counted.
+    pub(crate) fn rebuild(segment_bytes: u64, pages: &[Located]) -> Option<Footer> {
+        let mut writer = Self::new(segment_bytes);
+        let mut sequence = pages.first()?.sequence;
+        for located in pages {
+            let mut gap = u32::try_from(writer.end_block).ok()?;
+            while sequence < located.sequence && gap < located.block {
+                writer.footer.entries.push(Entry::gap(gap));
+                (sequence, gap) = (sequence + 1, gap + 1);
+            }
+            if sequence != located.sequence {
+                return None;
+            }
+            writer.end_block = located.block.into();
+            writer.place(&located.page, located.blocks());
+            sequence += 1;
+        }
+        let footer = footer_blocks(writer.footer.entries.len() as u64, writer.footer.namespaces.len() as u64);
+        (writer.end_block + footer < writer.segment_blocks).then_some(writer.footer)
     }
 
     /// The write at that position has ended. Returns the page's entry if one was under way.

@@ -7,7 +7,7 @@ use super::block::{self, BLOCK_BYTES, BLOCK_BYTES_U64, Block, BlockBody, BlockFa
 use super::{Digest, crc64};
 use crate::page::{PageName, PageRecord};
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const ENTRY_BYTES: u64 = 96;
 const DIGEST_BYTES: u64 = 32;
@@ -55,6 +55,13 @@ impl Entry {
             shard: page.name.shard.into(),
             shard_count: page.shard_count.into(),
         }
+    }
+
+    /// Stands for a page that was lost.
+    pub(crate) fn gap(block: u32) -> Self {
+        let mut gap = Self::new_zeroed();
+        gap.place = (block & BLOCK_MASK | DEAD).into();
+        gap
     }
 
     pub(crate) fn block(&self) -> u32 {
