@@ -39,7 +39,8 @@ pub struct Space {
 /// through [`crate::Disk`]. Nothing is durable before [`Directory::sync`] (data of a file) or
 /// [`Directory::sync_directory`] (names). Offsets and lengths need no alignment here.
 pub trait Directory {
-    /// Takes the lock of the file `name`, which is created if missing, until `self` is dropped.
+    /// Takes the lock of the file `name`, which is created if missing, until `self` is dropped. There is one
+    /// lock a directory; who has it keeps it.
     ///
     /// # Errors
     /// [`DiskError::Locked`] if another open directory holds it, in this process or another.

@@ -102,6 +102,9 @@ impl HostDirectory {
 
 impl Directory for HostDirectory {
     fn lock(&mut self, name: &str) -> Result<(), DiskError> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
         let file = self.open_at(name, OFlags::CREATE)?;
         match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {

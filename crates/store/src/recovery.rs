@@ -8,7 +8,7 @@ use crate::eviction::stored;
 use crate::format::{Checkpoint, Owner};
 use crate::log::Log;
 use crate::page::StoredPage;
-use crate::segment::{Segment, State};
+use crate::segment::{Segment, State, file_name};
 use crate::survey::{Found, NEW_CHECKPOINT, OWNER, Survey};
 use crate::writer::{Reserved, Writer};
 
@@ -118,11 +118,15 @@ impl<D: Directory> Log<D> {
             return Ok(());
         }
         self.write_head_of("repair", id, contents.generation, contents.first_sequence)?;
-        let bytes = self.segments.get(&id).map_or(0, |segment| segment.size.bytes);
-        match Writer::rebuild(bytes, &contents.pages) {
-            Some(footer) => self.write_footer(id, &footer),
-            None => Ok(()),
+        let Some((file, bytes)) = self.segments.get(&id).map(|segment| (segment.file, segment.size.bytes)) else {
+            return Ok(());
+        };
+        if let Some(footer) = Writer::rebuild(bytes, &contents.pages) {
+            self.write_footer(id, &footer)?;
         }
+        // The checkpoint that told of this use will be replaced, and the next one may be torn. Nobody waits for
+        // this sync but the start.
+        self.disk.sync(file).map_err(|source| StoreError::Run { what: "sync", file: file_name(id), source })
     }
 
     /// How far recovery is.

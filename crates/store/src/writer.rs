@@ -1,7 +1,7 @@
 //! The contents of a segment that is being filled, until its footer is written.
 
 use crate::contents::Located;
-use crate::format::{Digest, Entry, Footer, footer_blocks};
+use crate::format::{BLOCK_BYTES_U64, Digest, Entry, Footer, footer_blocks};
 use crate::page::PageRecord;
 use std::collections::{BTreeSet, HashMap};
 
@@ -28,7 +28,7 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(segment_bytes: u64) -> Self {
         Self {
-            segment_blocks: crate::format::blocks_of(segment_bytes),
+            segment_blocks: segment_bytes / BLOCK_BYTES_U64,
             end_block: 1,
             footer: Footer::default(),
             namespaces: HashMap::new(),
@@ -81,6 +81,10 @@ impl Writer {
     /// The footer of pages that were found without one, where there is room for it. What is missing between
     /// them gets dead entries, so that sequences can be counted.
     pub(crate) fn rebuild(segment_bytes: u64, pages: &[Located]) -> Option<Footer> {
+        if !segment_bytes.is_multiple_of(BLOCK_BYTES_U64) {
+            // A file that was cut: there is no place for a trailer.
+            return None;
+        }
         let mut writer = Self::new(segment_bytes);
         let mut sequence = pages.first()?.sequence;
         for located in pages {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use support::{config, expected, page, payload, read, submit_write, verify};
 
 /// Crash points of each of the two tests.
-const CRASHES: u64 = 2_000;
+const CRASHES: u64 = 51_000;
 const EPOCHS: u64 = 20;
 
 /// A page at one point of its life.
@@ -45,8 +45,8 @@ struct World {
     next_number: u64,
     next_token: u64,
     pending: BTreeMap<u64, Pending>,
-    /// Which number a checksum belongs to: every page ever placed.
-    numbers: BTreeMap<u64, u64>,
+    /// By checksum: every page ever placed.
+    placed: BTreeMap<u64, (u64, PageRecord)>,
     /// Written, and not reported lost.
     index: BTreeMap<Extent, StoredPage>,
     /// Written before the disk settled: a crash must not lose these.
@@ -75,7 +75,7 @@ impl World {
             next_number: 0,
             next_token: 0,
             pending: BTreeMap::new(),
-            numbers: BTreeMap::new(),
+            placed: BTreeMap::new(),
             index: BTreeMap::new(),
             durable: BTreeSet::new(),
             gone: BTreeSet::new(),
@@ -94,7 +94,7 @@ impl World {
             ..Faults::default()
         };
         self.log.disk_mut().set_faults(faults);
-        for _ in 0..self.rng.below(60) {
+        for _ in 0..self.rng.below(48) {
             match self.rng.below(100) {
                 0..55 => self.append(seen),
                 55..85 => self.poll(seen),
@@ -125,7 +125,7 @@ impl World {
     fn begin(&mut self, number: u64, page: PageRecord, at: &orbitkv_store::Placement, old: Option<Extent>) {
         // Where the log says the sequence is, a reader in any language finds it.
         let sequence = u64::from_le_bytes(at.header[24..32].try_into().unwrap());
-        self.numbers.insert(page.payload_crc, number);
+        self.placed.insert(page.payload_crc, (number, page));
         self.next_token += 1;
         let stored = StoredPage { page, extent: at.extent, sequence };
         self.pending.insert(self.next_token, Pending { stored, old });
@@ -244,7 +244,7 @@ impl World {
         let whole = verify(&self.log, stored.extent, &expected(&stored.page), &bytes).is_ok();
         let placed = if whole { self.log.append_again(stored.extent, &stored.page).ok() } else { None };
         match placed {
-            Some(at) => self.begin(self.numbers[&stored.page.payload_crc], stored.page, &at, Some(stored.extent)),
+            Some(at) => self.begin(self.placed[&stored.page.payload_crc].0, stored.page, &at, Some(stored.extent)),
             None => {
                 self.let_go(stored.extent);
             }
@@ -293,8 +293,8 @@ impl World {
         self.index.clear();
         let mut missing = std::mem::take(&mut self.durable);
         for stored in recovered {
-            let number = *self.numbers.get(&stored.page.payload_crc).expect("a page that was never placed");
-            assert_eq!(stored.page, page(number), "a record that was never placed");
+            let (number, page) = *self.placed.get(&stored.page.payload_crc).expect("a page that was never placed");
+            assert_eq!(stored.page, page, "a record that was never placed");
             assert!(!self.gone.contains(&version(stored)), "{stored:?} was evicted before the disk settled");
             match read(&mut self.log, stored.extent, &expected(&stored.page)) {
                 Ok(bytes) => {

@@ -122,10 +122,29 @@ impl SimDisk {
         self.storage.borrow_mut().total_bytes = total_bytes;
     }
 
+    /// Limits what may be allocated without saying so in [`Directory::space`].
+    pub fn set_quota_bytes(&mut self, quota_bytes: u64) {
+        self.storage.borrow_mut().quota_bytes = quota_bytes;
+    }
+
     /// The most that was ever allocated at once.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.storage.borrow().peak_bytes
+    }
+
+    /// Takes a request that ends with the `polls`-th poll from now.
+    ///
+    /// # Panics
+    /// If it is refused.
+    #[allow(clippy::panic, reason = "only tests call it")]
+    pub fn submit_later(&mut self, request: Request<Vec<u8>>, polls: u64) {
+        if let Err(rejected) = self.submit(request) {
+            panic!("refused: {}", rejected.reason);
+        }
+        if let Some(queued) = self.queue.last_mut() {
+            queued.polls = polls;
+        }
     }
 
     /// All bytes of a file.
@@ -240,6 +259,9 @@ impl Disk for SimDisk {
 
 impl Directory for SimDisk {
     fn lock(&mut self, name: &str) -> Result<(), DiskError> {
+        if self.holds_lock {
+            return Ok(());
+        }
         let mut storage = self.storage.borrow_mut();
         if storage.locked {
             return Err(DiskError::Locked);
@@ -271,7 +293,7 @@ impl Directory for SimDisk {
                 return Err(DiskError::Exists);
             }
             let allocated = bytes.next_multiple_of(BLOCK_BYTES_U64);
-            if storage.allocated_bytes() + allocated > storage.total_bytes {
+            if storage.allocated_bytes() + allocated > storage.total_bytes.min(storage.quota_bytes) {
                 return Err(DiskError::NoSpace);
             }
             storage.create(name, bytes);

@@ -23,6 +23,8 @@ pub(super) struct Storage {
     journal: Vec<Change>,
     next_file: u64,
     pub(super) total_bytes: u64,
+    /// Of the user, and not to be seen in the size of the file system.
+    pub(super) quota_bytes: u64,
     pub(super) locked: bool,
     /// The highest sum of what was allocated.
     pub(super) peak_bytes: u64,
@@ -53,6 +55,7 @@ impl Storage {
             journal: Vec::new(),
             next_file: 0,
             total_bytes,
+            quota_bytes: u64::MAX,
             locked: false,
             peak_bytes: 0,
         }

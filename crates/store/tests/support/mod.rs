@@ -39,8 +39,11 @@ pub(crate) fn sized(number: u64, payload_bytes: u32) -> PageRecord {
 }
 
 pub(crate) fn payload(number: u64, bytes: u32) -> Vec<u8> {
-    let words = (0..u64::from(bytes).div_ceil(8)).flat_map(|at| (number << 20 ^ at).to_le_bytes());
-    words.take(bytes as usize).collect()
+    let mut payload = vec![0; bytes as usize];
+    for (at, word) in (number << 20..).zip(payload.chunks_mut(8)) {
+        word.copy_from_slice(&at.to_le_bytes()[..word.len()]);
+    }
+    payload
 }
 
 /// A slot: header, payload, padding.
