@@ -97,11 +97,17 @@ pub(crate) fn write<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, page: &PageReco
 pub(crate) fn write_all<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, numbers: impl IntoIterator<Item = u64>) -> Vec<StoredPage> {
     let mut stored = Vec::new();
     for number in numbers {
-        while log.wants_eviction().unwrap() {
-            log.evict(|_| false).unwrap();
-        }
         let page = page(number);
-        let extent = write(log, &page, &payload(number, page.payload_bytes)).unwrap();
+        let extent = loop {
+            while log.wants_eviction().unwrap() {
+                log.evict(|_| false).unwrap();
+            }
+            match write(log, &page, &payload(number, page.payload_bytes)) {
+                // A quota shows only when a segment is made.
+                Err(AppendError::NoRoom) => assert!(log.wants_eviction().unwrap()),
+                other => break other.unwrap(),
+            }
+        };
         stored.push(StoredPage { page, extent, sequence: 0 });
     }
     stored
