@@ -31,7 +31,7 @@ fn fill(path: &Path) {
     let mut log = open(path);
     for number in 0..PAGES {
         let placement = log.append(&page(number)).unwrap();
-        log.written(placement.extent, Ok(())).unwrap();
+        log.written(placement.extent, &Ok(())).unwrap();
     }
     log.close().unwrap();
 }

@@ -40,7 +40,8 @@ impl LogConfig {
     /// The first value that cannot work, with what would.
     pub fn check(&self) -> Result<(), StoreError> {
         let bytes = self.segment_bytes;
-        if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) || bytes % BLOCK_BYTES_U64 != 0 {
+        if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) || !bytes.is_multiple_of(BLOCK_BYTES_U64)
+        {
             let fix = format!("use a multiple of 4096 from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes");
             return Err(StoreError::Config { name: "segment size", got: bytes, fix });
         }

@@ -46,11 +46,19 @@ pub fn run<H: Harness>(harness: &mut H) {
 }
 
 fn pattern(seed: u64, blocks: usize) -> Vec<u8> {
-    let words = (0..(blocks * BLOCK_BYTES / 8) as u64).map(|at| (seed << 32 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let words = (0..(blocks * BLOCK_BYTES / 8) as u64)
+        .map(|at| (seed << 32 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()
 }
 
-fn request<B>(token: u64, direction: Direction, file: FileId, block: u64, blocks: usize, buffer: B) -> Request<B> {
+fn request<B>(
+    token: u64,
+    direction: Direction,
+    file: FileId,
+    block: u64,
+    blocks: usize,
+    buffer: B,
+) -> Request<B> {
     let bytes = u32::try_from(blocks * BLOCK_BYTES).unwrap();
     let (offset, priority) = (block * BLOCK_BYTES_U64, Priority::Demand);
     Request { token, direction, priority, file, offset, bytes, buffer }
@@ -90,7 +98,10 @@ fn names<H: Harness>(harness: &mut H) {
     assert_eq!(disk.create("a", BLOCK_BYTES_U64), Err(DiskError::Exists));
     let size = disk.size(file).unwrap();
     assert_eq!(size.bytes, 3 * BLOCK_BYTES_U64);
-    assert!(size.allocated_bytes == 0 || size.allocated_bytes >= size.bytes, "allocated in full or not at all");
+    assert!(
+        size.allocated_bytes == 0 || size.allocated_bytes >= size.bytes,
+        "allocated in full or not at all"
+    );
     let other = disk.create("b", BLOCK_BYTES_U64).unwrap();
     disk.write(file, 0, b"the file that was a").unwrap();
     disk.rename("a", "b").unwrap();
@@ -117,7 +128,9 @@ fn file_bytes<H: Harness>(harness: &mut H) {
     assert!(bytes.iter().all(|byte| *byte == 0), "a new file is zeros");
     disk.write(file, 4000, &[7; 200]).unwrap();
     disk.read(file, 0, &mut bytes).unwrap();
-    assert!(bytes.iter().enumerate().all(|(at, byte)| *byte == if (4000..4200).contains(&at) { 7 } else { 0 }));
+    assert!(
+        bytes.iter().enumerate().all(|(at, byte)| *byte == if (4000..4200).contains(&at) { 7 } else { 0 })
+    );
     assert_eq!(disk.read(file, BLOCK_BYTES_U64 + 1, &mut bytes[..BLOCK_BYTES]), Err(DiskError::Short));
     disk.sync(file).unwrap();
     disk.close(file);
@@ -161,9 +174,11 @@ fn every_request_ends_once<H: Harness>(harness: &mut H) {
     let file = disk.create("a", 64 * BLOCK_BYTES_U64).unwrap();
     for (direction, first) in [(Direction::Write, 0), (Direction::Read, 100)] {
         for block in 0..32 {
-            let bytes = if direction == Direction::Write { pattern(block, 2) } else { vec![0; 2 * BLOCK_BYTES] };
+            let bytes =
+                if direction == Direction::Write { pattern(block, 2) } else { vec![0; 2 * BLOCK_BYTES] };
             let mut request = request(first + block, direction, file, 2 * block, 2, harness.buffer(&bytes));
-            request.priority = [Priority::Demand, Priority::Preparation, Priority::Background][block as usize % 3];
+            request.priority =
+                [Priority::Demand, Priority::Preparation, Priority::Background][block as usize % 3];
             submit(&mut disk, request);
         }
         assert_eq!(disk.in_flight(), 32);
@@ -197,7 +212,10 @@ fn what_is_refused<H: Harness>(harness: &mut H) {
         change(&mut request);
         let rejected = disk.submit(request).err().unwrap_or_else(|| panic!("{what} is not refused"));
         assert!(matches!(rejected.reason, DiskError::BadRequest(_)), "{what}: {}", rejected.reason);
-        assert!(harness.contents(&rejected.request.buffer) == [5; 2 * BLOCK_BYTES], "{what}: the buffer comes back");
+        assert!(
+            harness.contents(&rejected.request.buffer) == [5; 2 * BLOCK_BYTES],
+            "{what}: the buffer comes back"
+        );
     }
     let mut request = good(harness.buffer(&[5; BLOCK_BYTES]));
     request.file = closed;

@@ -2,7 +2,8 @@
 
 use crate::directory::{Directory, FileId};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, Footer, PageHeader, SegmentState, Trailer, blocks_of,
+    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, Footer, PageHeader, SegmentState, Trailer,
+    blocks_of,
 };
 use crate::page::PageRecord;
 
@@ -119,7 +120,9 @@ impl Contents {
             let header = window.block(disk, at).and_then(|block| PageHeader::open(block).ok());
             // A header says itself where it belongs: bytes of a payload that look like one do not.
             let header = header.filter(|header| {
-                header.segment == id && u64::from(header.block) == at && header.generation >= contents.generation
+                header.segment == id
+                    && u64::from(header.block) == at
+                    && header.generation >= contents.generation
             });
             at = match header {
                 // What was taken for pages hid others: begin again, with the newer use in mind.

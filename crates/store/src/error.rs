@@ -143,7 +143,9 @@ pub enum StoreError {
         source: DiskError,
     },
     /// More namespaces were forgotten than are kept.
-    #[error("{count} namespaces are forgotten and not yet overwritten, as many as are kept: clear the cache directory")]
+    #[error(
+        "{count} namespaces are forgotten and not yet overwritten, as many as are kept: clear the cache directory"
+    )]
     TooManyForgotten {
         /// How many.
         count: usize,
@@ -163,9 +165,9 @@ impl StoreError {
         match self {
             Self::Run { source: DiskError::NoSpace | DiskError::Busy, .. } => Advice::Retry,
             Self::Run { .. } | Self::TooManyForgotten { .. } => Advice::ReadOnly,
-            Self::Start { source: DiskError::Io { .. } | DiskError::NoSpace | DiskError::ReadOnly, .. } => {
-                Advice::TierOff
-            }
+            Self::Start {
+                source: DiskError::Io { .. } | DiskError::NoSpace | DiskError::ReadOnly, ..
+            } => Advice::TierOff,
             _ => Advice::Fatal,
         }
     }
@@ -184,7 +186,9 @@ pub enum AppendError {
     #[error("the tier is read-only after a write error")]
     ReadOnly,
     /// Never fits.
-    #[error("a page of {payload_bytes} bytes does not fit a segment: at most {max_bytes} do; make segments larger")]
+    #[error(
+        "a page of {payload_bytes} bytes does not fit a segment: at most {max_bytes} do; make segments larger"
+    )]
     TooLarge {
         /// Its payload.
         payload_bytes: u32,

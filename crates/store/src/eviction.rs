@@ -47,7 +47,10 @@ impl<D: Directory> Log<D> {
     ///
     /// # Errors
     /// The freed segment could not be removed, or the checkpoint not be written.
-    pub fn evict(&mut self, mut is_hot: impl FnMut(&StoredPage) -> bool) -> Result<Option<Eviction>, StoreError> {
+    pub fn evict(
+        &mut self,
+        mut is_hot: impl FnMut(&StoredPage) -> bool,
+    ) -> Result<Option<Eviction>, StoreError> {
         let evicting = self.segments.values().any(|segment| matches!(segment.state, State::Evicting(_)));
         let Some(id) = self.victim().filter(|_| !evicting) else {
             return Ok(None);

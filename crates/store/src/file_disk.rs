@@ -35,7 +35,7 @@ impl<B> FileDisk<B> {
 
     fn next(&mut self) -> Option<(Arc<File>, Request<B>)> {
         self.done += 1;
-        if self.done % FAIRNESS == 0 {
+        if self.done.is_multiple_of(FAIRNESS) {
             let oldest = self.queue.keys().min_by_key(|(_, number)| *number).copied()?;
             return self.queue.remove(&oldest);
         }

@@ -136,7 +136,7 @@ impl<D: Directory> Log<D> {
     /// # Errors
     /// The segment could not be sealed: its pages can be read all the same, and a restart finds them by their
     /// headers.
-    pub fn written(&mut self, extent: Extent, result: Result<(), DiskError>) -> Result<(), StoreError> {
+    pub fn written(&mut self, extent: Extent, result: &Result<(), DiskError>) -> Result<(), StoreError> {
         let Some(segment) = self.segments.get_mut(&extent.segment()).filter(|s| s.holds(extent)) else {
             return Ok(());
         };
@@ -181,7 +181,8 @@ impl<D: Directory> Log<D> {
     /// # Errors
     /// [`Mismatch::Gone`]: a miss without I/O.
     pub fn locate(&self, extent: Extent, payload_bytes: u32) -> Result<ReadAt, Mismatch> {
-        let segment = self.segments.get(&extent.segment()).filter(|s| s.holds(extent)).ok_or(Mismatch::Gone)?;
+        let segment =
+            self.segments.get(&extent.segment()).filter(|s| s.holds(extent)).ok_or(Mismatch::Gone)?;
         let offset = u64::from(extent.block()) * BLOCK_BYTES_U64;
         let bytes = page_bytes(payload_bytes);
         if offset + bytes > segment.size.bytes {
@@ -203,7 +204,8 @@ impl<D: Directory> Log<D> {
         header: &Block,
         payload_crc: u64,
     ) -> Result<PageRecord, Mismatch> {
-        let segment = self.segments.get(&extent.segment()).filter(|s| s.holds(extent)).ok_or(Mismatch::Gone)?;
+        let segment =
+            self.segments.get(&extent.segment()).filter(|s| s.holds(extent)).ok_or(Mismatch::Gone)?;
         let header = PageHeader::open(header).map_err(|_| Mismatch::Header)?;
         let page = header.page;
         if header.segment != extent.segment() || header.block != extent.block() {

@@ -118,7 +118,8 @@ impl<D: Directory> Log<D> {
             return Ok(());
         }
         self.write_head_of("repair", id, contents.generation, contents.first_sequence)?;
-        let Some((file, bytes)) = self.segments.get(&id).map(|segment| (segment.file, segment.size.bytes)) else {
+        let Some((file, bytes)) = self.segments.get(&id).map(|segment| (segment.file, segment.size.bytes))
+        else {
             return Ok(());
         };
         if let Some(footer) = Writer::rebuild(bytes, &contents.pages) {

@@ -110,7 +110,11 @@ impl<D: Directory> Log<D> {
             }
             for segment in self.segments.values_mut().filter(|segment| segment.unsynced) {
                 let file = file_name(segment.id);
-                self.disk.sync(segment.file).map_err(|source| StoreError::Run { what: "sync", file, source })?;
+                self.disk.sync(segment.file).map_err(|source| StoreError::Run {
+                    what: "sync",
+                    file,
+                    source,
+                })?;
                 segment.unsynced = false;
             }
             self.write_checkpoint(true)?;

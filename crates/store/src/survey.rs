@@ -3,7 +3,8 @@
 use crate::directory::{Directory, FileId, FileSize};
 use crate::error::{DiskError, StoreError};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, Block, BlockFault, Checkpoint, CheckpointSegment, FORMAT, Owner, SegmentHead,
+    BLOCK_BYTES, BLOCK_BYTES_U64, Block, BlockFault, Checkpoint, CheckpointSegment, FORMAT, Owner,
+    SegmentHead,
 };
 use crate::segment::{file_name, parse_name};
 

@@ -1,5 +1,5 @@
 //! Both disks of this crate against the suite.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 use orbitkv_store::conformance::{self, Harness};
 use orbitkv_store::sim::{Faults, SimDisk};

@@ -1,6 +1,6 @@
 //! Random histories on the simulated disk, cut by crashes: what comes back is whole, is ours, was not evicted
 //! before, and nothing is missing that had reached the disk.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod support;
 
@@ -111,7 +111,8 @@ impl World {
 
     fn append(&mut self, seen: &mut Seen) {
         // Now and then a page that is there already.
-        let number = if self.rng.chance(10) { self.rng.below(self.next_number + 1) } else { self.next_number };
+        let number =
+            if self.rng.chance(10) { self.rng.below(self.next_number + 1) } else { self.next_number };
         self.next_number = self.next_number.max(number + 1);
         let page = page(number);
         match self.log.append(&page) {
@@ -139,14 +140,14 @@ impl World {
         let mut done = Vec::new();
         self.log.disk_mut().poll(&mut done);
         for completion in done {
-            self.ended(completion, seen);
+            self.ended(&completion, seen);
         }
     }
 
-    fn ended(&mut self, completion: Completion<Vec<u8>>, seen: &mut Seen) {
+    fn ended(&mut self, completion: &Completion<Vec<u8>>, seen: &mut Seen) {
         let Pending { stored, old } = self.pending.remove(&completion.token).unwrap();
         let good = completion.result.is_ok();
-        let sealed = self.log.written(stored.extent, completion.result);
+        let sealed = self.log.written(stored.extent, &completion.result);
         assert!(sealed.is_ok() || self.faulty, "{sealed:?}");
         if good {
             self.index.insert(stored.extent, stored);
@@ -204,8 +205,12 @@ impl World {
         let Ok(Some(eviction)) = evicted else {
             // Without a report the index finds out by reading.
             let log = &self.log;
-            let stale: Vec<Extent> =
-                self.index.values().filter(|s| log.locate(s.extent, s.page.payload_bytes).is_err()).map(|s| s.extent).collect();
+            let stale: Vec<Extent> = self
+                .index
+                .values()
+                .filter(|s| log.locate(s.extent, s.page.payload_bytes).is_err())
+                .map(|s| s.extent)
+                .collect();
             for extent in stale {
                 let stored = self.index.remove(&extent).unwrap();
                 self.durable.remove(&version(&stored));
@@ -239,12 +244,14 @@ impl World {
                 bytes = completion.buffer;
                 continue;
             }
-            self.ended(completion, &mut Seen::default());
+            self.ended(&completion, &mut Seen::default());
         }
         let whole = verify(&self.log, stored.extent, &expected(&stored.page), &bytes).is_ok();
         let placed = if whole { self.log.append_again(stored.extent, &stored.page).ok() } else { None };
         match placed {
-            Some(at) => self.begin(self.placed[&stored.page.payload_crc].0, stored.page, &at, Some(stored.extent)),
+            Some(at) => {
+                self.begin(self.placed[&stored.page.payload_crc].0, stored.page, &at, Some(stored.extent));
+            }
             None => {
                 self.let_go(stored.extent);
             }
@@ -253,7 +260,10 @@ impl World {
 
     /// The power fails; sometimes again while the directory is being read.
     fn crash(mut self, seen: &mut Seen, capacity: u64) -> Self {
-        let mut disk = std::mem::replace(&mut self.log, Log::open(SimDisk::new(1 << 20, 0), config(3)).unwrap()).into_disk().crash();
+        let mut disk =
+            std::mem::replace(&mut self.log, Log::open(SimDisk::new(1 << 20, 0), config(3)).unwrap())
+                .into_disk()
+                .crash();
         loop {
             seen.crashes += 1;
             if disk.contents("checkpoint").is_some_and(|bytes| bytes[..8] != *b"OKVCKPT\0") {
@@ -293,12 +303,16 @@ impl World {
         self.index.clear();
         let mut missing = std::mem::take(&mut self.durable);
         for stored in recovered {
-            let (number, page) = *self.placed.get(&stored.page.payload_crc).expect("a page that was never placed");
+            let (number, page) =
+                *self.placed.get(&stored.page.payload_crc).expect("a page that was never placed");
             assert_eq!(stored.page, page, "a record that was never placed");
             assert!(!self.gone.contains(&version(stored)), "{stored:?} was evicted before the disk settled");
             match read(&mut self.log, stored.extent, &expected(&stored.page)) {
                 Ok(bytes) => {
-                    assert!(bytes == payload(number, stored.page.payload_bytes), "torn or foreign: {stored:?}");
+                    assert!(
+                        bytes == payload(number, stored.page.payload_bytes),
+                        "torn or foreign: {stored:?}"
+                    );
                     self.index.insert(stored.extent, *stored);
                     if missing.remove(&version(stored)) {
                         seen.durable += 1;
@@ -323,12 +337,26 @@ fn run(first_seed: u64) {
         for epoch in 0..EPOCHS {
             world.run_epoch(&mut seen);
             world = world.crash(&mut seen, 3 + seed % 4);
-            assert!(world.log.disk_mut().peak_bytes() <= config(3 + seed % 4).capacity_bytes, "seed {seed} epoch {epoch}");
+            assert!(
+                world.log.disk_mut().peak_bytes() <= config(3 + seed % 4).capacity_bytes,
+                "seed {seed} epoch {epoch}"
+            );
         }
         seed += 1;
     }
     println!("{seen:?}");
-    let Seen { crashes, from_footers, from_headers, torn, durable, evicted, moved, reused, refused, lost_checkpoints } = seen;
+    let Seen {
+        crashes,
+        from_footers,
+        from_headers,
+        torn,
+        durable,
+        evicted,
+        moved,
+        reused,
+        refused,
+        lost_checkpoints,
+    } = seen;
     for (what, count) in [
         ("crashes", crashes),
         ("from footers", from_footers),

@@ -1,5 +1,5 @@
 //! Damaged directories: any flipped bit, cut and mixed-up files, missing files. What is served is always right.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod support;
 
@@ -131,7 +131,8 @@ fn a_segment_cut_anywhere_keeps_what_is_before_the_cut() {
         let (mut disk, stored) = directory();
         disk.truncate(FILES[1], bytes);
         let cut = |stored: &StoredPage| {
-            let end = u64::from(stored.extent.block()) * BLOCK + orbitkv_store::page_bytes(stored.page.payload_bytes);
+            let end = u64::from(stored.extent.block()) * BLOCK
+                + orbitkv_store::page_bytes(stored.page.payload_bytes);
             stored.extent.segment() == 1 && end > bytes
         };
         let lost = stored.iter().filter(|stored| cut(stored)).count();

@@ -1,9 +1,12 @@
 //! On the host's own file system.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod support;
 
-use orbitkv_store::{Advice, Block, Digest, Directory, DirectoryError, FileDisk, HostDirectory, Log, LogConfig, StoreError, crc64};
+use orbitkv_store::{
+    Advice, Block, Digest, Directory, DirectoryError, FileDisk, HostDirectory, Log, LogConfig, StoreError,
+    crc64,
+};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;

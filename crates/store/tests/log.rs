@@ -1,16 +1,16 @@
 //! What the log does while all is well, and when the disk is full, fails, or shrinks.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod support;
 
 use orbitkv_store::sim::{Faults, SimDisk};
 use orbitkv_store::{
-    Advice, AppendError, Direction, Directory, DiskError, Expected, Extent, Inspection, Log, LogConfig, Mismatch, Source,
-    StoreError, StoredPage,
+    Advice, AppendError, Direction, Directory, DiskError, Expected, Extent, Inspection, Log, LogConfig,
+    Mismatch, Source, StoreError, StoredPage,
 };
 use support::{
-    BLOCK, Missed, SEGMENT, config, expected, page, payload, read, read_request, recover, sized, submit_write, verify, wait, write,
-    write_all,
+    BLOCK, Missed, SEGMENT, config, expected, page, payload, read, read_request, recover, sized,
+    submit_write, verify, wait, write, write_all,
 };
 
 fn log(segments: u64) -> Log<SimDisk> {
@@ -25,8 +25,10 @@ fn reopen(disk: SimDisk, segments: u64) -> Log<SimDisk> {
 }
 
 fn numbers(pages: &[StoredPage]) -> Vec<u64> {
-    let mut numbers: Vec<u64> =
-        pages.iter().map(|stored| u64::from_le_bytes(stored.page.name.key[..8].try_into().unwrap())).collect();
+    let mut numbers: Vec<u64> = pages
+        .iter()
+        .map(|stored| u64::from_le_bytes(stored.page.name.key[..8].try_into().unwrap()))
+        .collect();
     numbers.sort_unstable();
     numbers
 }
@@ -87,7 +89,7 @@ fn a_read_that_the_reuse_of_its_segment_overtakes_is_a_miss() {
         let next = log.append(&page(7)).unwrap();
         submit_write(&mut log, 1, &next, &payload(7, page(7).payload_bytes));
         done.extend(wait_for(&mut log, 1));
-        log.written(next.extent, Ok(())).unwrap();
+        log.written(next.extent, &Ok(())).unwrap();
     }
     done.extend(wait(log.disk_mut()));
     let read = done.iter().find(|completion| completion.token == 77).unwrap();
@@ -194,7 +196,7 @@ fn hot_pages_move_and_cold_ones_are_reported() {
     let at = log.append_again(hot.extent, &hot.page).unwrap();
     submit_write(&mut log, 1, &at, &bytes);
     wait(log.disk_mut());
-    log.written(at.extent, Ok(())).unwrap();
+    log.written(at.extent, &Ok(())).unwrap();
     log.let_go(hot.extent).unwrap();
     assert_eq!(log.locate(hot.extent, 100), Err(Mismatch::Gone));
     assert_reads(&mut log, &StoredPage { extent: at.extent, ..hot }, 1);
@@ -203,7 +205,8 @@ fn hot_pages_move_and_cold_ones_are_reported() {
 
 #[test]
 fn room_for_hot_pages_is_not_given_to_others() {
-    let large = LogConfig { segment_bytes: 4 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
+    let large =
+        LogConfig { segment_bytes: 4 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
     let mut log = Log::open(SimDisk::new(1 << 30, 1), large).unwrap();
     let mut number = 0;
     while !log.wants_eviction().unwrap() {
@@ -299,7 +302,8 @@ fn another_segment_size_keeps_the_old_pages_until_they_are_evicted() {
     let mut log = log(4);
     write_all(&mut log, 0..12);
     let disk = log.close().unwrap();
-    let larger = LogConfig { segment_bytes: 2 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
+    let larger =
+        LogConfig { segment_bytes: 2 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
     let another = disk.another(3);
     drop(disk);
     let mut log = Log::open(another, larger).unwrap();
@@ -353,7 +357,10 @@ fn room_for_others_is_kept_free() {
         log.evict(|_| true).unwrap().unwrap();
     }
     let space = log.disk_mut().space().unwrap();
-    assert!(space.free_bytes >= min_free_bytes && space.free_bytes < min_free_bytes + 2 * SEGMENT, "{space:?}");
+    assert!(
+        space.free_bytes >= min_free_bytes && space.free_bytes < min_free_bytes + 2 * SEGMENT,
+        "{space:?}"
+    );
     write_all(&mut log, 40..80);
     assert!(log.disk_mut().space().unwrap().free_bytes >= min_free_bytes);
 }
@@ -437,20 +444,27 @@ fn a_segment_is_sealed_by_the_last_of_its_writes() {
     let mut placed = Vec::new();
     while placed.last().is_none_or(|at: &orbitkv_store::Placement| at.extent.segment() == 0) {
         let at = log.append(&page(placed.len() as u64)).unwrap();
-        submit_write(&mut log, placed.len() as u64, &at, &payload(placed.len() as u64, page(placed.len() as u64).payload_bytes));
+        submit_write(
+            &mut log,
+            placed.len() as u64,
+            &at,
+            &payload(placed.len() as u64, page(placed.len() as u64).payload_bytes),
+        );
         placed.push(at);
     }
     wait(log.disk_mut());
-    let trailer = |log: &mut Log<SimDisk>| log.disk_mut().contents("segment-000000.okv").unwrap()[15 * 4096..][..7] == *b"OKVFOOT";
+    let trailer = |log: &mut Log<SimDisk>| {
+        log.disk_mut().contents("segment-000000.okv").unwrap()[15 * 4096..][..7] == *b"OKVFOOT"
+    };
     let first: Vec<_> = placed.iter().filter(|at| at.extent.segment() == 0).collect();
     // In any order.
     for at in first.iter().rev() {
         assert!(!trailer(&mut log));
-        log.written(at.extent, Ok(())).unwrap();
-        log.written(at.extent, Ok(())).unwrap();
+        log.written(at.extent, &Ok(())).unwrap();
+        log.written(at.extent, &Ok(())).unwrap();
     }
     assert!(trailer(&mut log));
-    log.written(placed.last().unwrap().extent, Ok(())).unwrap();
+    log.written(placed.last().unwrap().extent, &Ok(())).unwrap();
     assert_eq!(log.usage().unwrap().writes_in_flight, 0);
     assert_eq!(log.usage().unwrap().pages, placed.len() as u64);
 }

@@ -230,9 +230,9 @@ impl Footer {
         if bytes.len() != trailer.footer_blocks as usize * BLOCK_BYTES || crc64(bytes) != trailer.footer_crc {
             return None;
         }
-        let (entries, rest) =
-            <[Entry]>::ref_from_prefix_with_elems(bytes, trailer.entries as usize).ok()?;
-        let (namespaces, _) = <[Digest]>::ref_from_prefix_with_elems(rest, trailer.namespaces as usize).ok()?;
+        let (entries, rest) = <[Entry]>::ref_from_prefix_with_elems(bytes, trailer.entries as usize).ok()?;
+        let (namespaces, _) =
+            <[Digest]>::ref_from_prefix_with_elems(rest, trailer.namespaces as usize).ok()?;
         let mut end = 1;
         for entry in entries {
             if u64::from(entry.block()) < end || usize::from(entry.namespace.get()) >= namespaces.len() {

@@ -186,7 +186,11 @@ impl SimDisk {
         }
     }
 
-    fn with<T>(&self, id: FileId, run: impl FnOnce(&mut SimFile) -> Result<T, DiskError>) -> Result<T, DiskError> {
+    fn with<T>(
+        &self,
+        id: FileId,
+        run: impl FnOnce(&mut SimFile) -> Result<T, DiskError>,
+    ) -> Result<T, DiskError> {
         let number = *self.open.get(&id).ok_or(UNKNOWN)?;
         run(self.storage.borrow_mut().files.get_mut(&number).ok_or(UNKNOWN)?)
     }

@@ -2,8 +2,9 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 use orbitkv_store::{
-    AppendError, BLOCK_BYTES, Block, Completion, Direction, Disk, DiskError, Expected, Extent, Log, LogConfig, Mismatch,
-    PageName, PageRecord, Placement, Priority, ReadAt, Request, StoreError, StoredPage, crc64, page_bytes,
+    AppendError, BLOCK_BYTES, Block, Completion, Direction, Disk, DiskError, Expected, Extent, Log,
+    LogConfig, Mismatch, PageName, PageRecord, Placement, Priority, ReadAt, Request, StoreError, StoredPage,
+    crc64, page_bytes,
 };
 
 pub(crate) const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -13,7 +14,11 @@ pub(crate) const SEGMENT: u64 = 16 * BLOCK;
 /// Room for so many of the smallest segments.
 pub(crate) fn config(segments: u64) -> LogConfig {
     let slack = 16 * BLOCK;
-    LogConfig { capacity_bytes: segments * SEGMENT + slack + 8 * BLOCK, segment_bytes: SEGMENT, min_free_bytes: 0 }
+    LogConfig {
+        capacity_bytes: segments * SEGMENT + slack + 8 * BLOCK,
+        segment_bytes: SEGMENT,
+        min_free_bytes: 0,
+    }
 }
 
 /// A page of that number; numbers make keys, contents and lengths.
@@ -59,7 +64,12 @@ pub(crate) fn expected(page: &PageRecord) -> Expected {
     Expected { name: page.name, payload_bytes: page.payload_bytes, payload_crc: page.payload_crc }
 }
 
-pub(crate) fn submit_write<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, token: u64, at: &Placement, payload: &[u8]) {
+pub(crate) fn submit_write<D: Disk<Buffer = Vec<u8>>>(
+    log: &mut Log<D>,
+    token: u64,
+    at: &Placement,
+    payload: &[u8],
+) {
     let request = Request {
         token,
         direction: Direction::Write,
@@ -81,20 +91,26 @@ pub(crate) fn wait<D: Disk>(disk: &mut D) -> Vec<Completion<D::Buffer>> {
 }
 
 /// Places and writes a page, and waits.
-pub(crate) fn write<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, page: &PageRecord, bytes: &[u8]) -> Result<Extent, AppendError> {
+pub(crate) fn write<D: Disk<Buffer = Vec<u8>>>(
+    log: &mut Log<D>,
+    page: &PageRecord,
+    bytes: &[u8],
+) -> Result<Extent, AppendError> {
     let at = log.append(page)?;
     submit_write(log, 0, &at, bytes);
     let result = wait(log.disk_mut()).remove(0).result;
-    let failed = result.clone().err();
-    log.written(at.extent, result)?;
-    match failed {
-        None => Ok(at.extent),
-        Some(source) => Err(StoreError::Run { what: "write", file: "a page".to_owned(), source }.into()),
+    log.written(at.extent, &result)?;
+    match result {
+        Ok(()) => Ok(at.extent),
+        Err(source) => Err(StoreError::Run { what: "write", file: "a page".to_owned(), source }.into()),
     }
 }
 
 /// Evicts what has to go, then writes; all of a page's failures are the test's.
-pub(crate) fn write_all<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, numbers: impl IntoIterator<Item = u64>) -> Vec<StoredPage> {
+pub(crate) fn write_all<D: Disk<Buffer = Vec<u8>>>(
+    log: &mut Log<D>,
+    numbers: impl IntoIterator<Item = u64>,
+) -> Vec<StoredPage> {
     let mut stored = Vec::new();
     for number in numbers {
         let page = page(number);
@@ -126,7 +142,12 @@ pub(crate) enum Missed {
 }
 
 /// Checks what was read as an I/O thread does.
-pub(crate) fn verify<D: Disk>(log: &Log<D>, extent: Extent, want: &Expected, slot: &[u8]) -> Result<Vec<u8>, Missed> {
+pub(crate) fn verify<D: Disk>(
+    log: &Log<D>,
+    extent: Extent,
+    want: &Expected,
+    slot: &[u8],
+) -> Result<Vec<u8>, Missed> {
     let (header, rest) = slot.split_first_chunk::<BLOCK_BYTES>().unwrap();
     let payload = &rest[..want.payload_bytes as usize];
     log.check(extent, want, header, crc64(payload)).map_err(Missed::Mismatch)?;
@@ -134,7 +155,11 @@ pub(crate) fn verify<D: Disk>(log: &Log<D>, extent: Extent, want: &Expected, slo
 }
 
 /// Reads and checks a page, and waits.
-pub(crate) fn read<D: Disk<Buffer = Vec<u8>>>(log: &mut Log<D>, extent: Extent, want: &Expected) -> Result<Vec<u8>, Missed> {
+pub(crate) fn read<D: Disk<Buffer = Vec<u8>>>(
+    log: &mut Log<D>,
+    extent: Extent,
+    want: &Expected,
+) -> Result<Vec<u8>, Missed> {
     let at = log.locate(extent, want.payload_bytes).map_err(Missed::Mismatch)?;
     assert_eq!(u64::from(at.bytes), page_bytes(want.payload_bytes));
     log.disk_mut().submit(read_request(0, at)).unwrap();
