@@ -7,7 +7,7 @@ use crate::extent::Extent;
 use crate::log::{Log, Placement};
 use crate::page::{PageRecord, StoredPage};
 use crate::segment::{Segment, State};
-use crate::writer::Reserved;
+use crate::writer::{Reserved, Writer};
 use std::collections::BTreeMap;
 
 /// What becomes of the pages of one segment.
@@ -30,15 +30,15 @@ impl<D: Directory> Log<D> {
     /// # Errors
     /// The file system cannot be measured.
     pub fn wants_eviction(&mut self) -> Result<bool, StoreError> {
-        let evicting = self.segments.values().any(|segment| matches!(segment.state, State::Evicting(_)));
-        if evicting || !self.unread.is_empty() || self.victim().is_none() {
+        let due = !self.read_only && self.writer().is_none_or(Writer::past_half);
+        if !(due || self.over) || !self.unread.is_empty() || self.is_evicting() || self.victim().is_none() {
             return Ok(false);
         }
-        if self.over {
-            return Ok(true);
-        }
-        let due = !self.read_only && self.writer().is_none_or(crate::writer::Writer::past_half);
-        Ok(due && self.free_segment().is_none() && !self.can_create()?)
+        Ok(self.over || (self.free_segment().is_none() && !self.can_create()?))
+    }
+
+    fn is_evicting(&self) -> bool {
+        self.segments.values().any(|segment| matches!(segment.state, State::Evicting(_)))
     }
 
     /// Evicts the oldest sealed segment, or one without a wanted page. `is_hot` says which pages are worth
@@ -51,8 +51,7 @@ impl<D: Directory> Log<D> {
         &mut self,
         mut is_hot: impl FnMut(&StoredPage) -> bool,
     ) -> Result<Option<Eviction>, StoreError> {
-        let evicting = self.segments.values().any(|segment| matches!(segment.state, State::Evicting(_)));
-        let Some(id) = self.victim().filter(|_| !evicting) else {
+        let Some(id) = self.victim().filter(|_| !self.is_evicting()) else {
             return Ok(None);
         };
         let mut room = if self.read_only { 0 } else { self.writer().map_or(0, |w| w.room_blocks() / 2) };

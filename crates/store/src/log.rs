@@ -89,11 +89,11 @@ impl<D: Directory> Log<D> {
         if self.read_only {
             return Err(AppendError::ReadOnly);
         }
-        let blocks = 1 + blocks_of(page.payload_bytes.into());
-        if !Writer::new(self.config.segment_bytes).fits(blocks, Reserved::default()) {
-            let max_bytes = self.max_payload_bytes();
-            return Err(AppendError::TooLarge { payload_bytes: page.payload_bytes, max_bytes });
+        let (payload_bytes, max_bytes) = (page.payload_bytes, self.max_payload_bytes());
+        if u64::from(payload_bytes) > max_bytes {
+            return Err(AppendError::TooLarge { payload_bytes, max_bytes });
         }
+        let blocks = 1 + blocks_of(payload_bytes.into());
         if self.writer().is_none_or(|writer| !writer.fits(blocks, kept_free)) {
             self.roll()?;
         }

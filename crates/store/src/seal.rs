@@ -16,14 +16,14 @@ impl<D: Directory> Log<D> {
         let Some(segment) = self.segments.get_mut(&id) else {
             return Ok(());
         };
-        let State::Closing(writer) = &segment.state else {
+        match &segment.state {
+            State::Closing(writer) if writer.in_flight() == 0 => {}
+            _ => return Ok(()),
+        }
+        let State::Closing(writer) = std::mem::replace(&mut segment.state, State::Sealed) else {
             return Ok(());
         };
-        if writer.in_flight() > 0 {
-            return Ok(());
-        }
-        let footer = writer.footer().clone();
-        segment.state = State::Sealed;
+        let footer = writer.into_footer();
         self.write_footer(id, &footer)?;
         self.write_checkpoint(false)
     }

@@ -60,8 +60,8 @@ impl Writer {
         self.in_flight.len()
     }
 
-    pub(crate) fn footer(&self) -> &Footer {
-        &self.footer
+    pub(crate) fn into_footer(self) -> Footer {
+        self.footer
     }
 
     /// Places a page that fits, and takes note of its write. Returns its position.
