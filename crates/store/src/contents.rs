@@ -2,7 +2,7 @@
 
 use crate::directory::{Directory, FileId};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, Footer, PageHeader, SegmentState, Trailer,
+    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, FooterView, PageHeader, SegmentState, Trailer,
     blocks_of,
 };
 use crate::page::PageRecord;
@@ -88,24 +88,26 @@ impl Contents {
         if !trailer.fits(id, file_bytes) || trailer.generation < floor {
             return None;
         }
+        let mut elsewhere = Vec::new();
         let footer = if u64::from(trailer.footer_blocks) * BLOCK_BYTES_U64 == promised {
-            Footer::decode(footer, &trailer)?
+            footer
         } else {
-            let mut bytes = vec![0; trailer.footer_blocks as usize * BLOCK_BYTES];
-            disk.read(file, u64::from(trailer.footer_block) * BLOCK_BYTES_U64, &mut bytes).ok()?;
-            Footer::decode(&bytes, &trailer)?
+            elsewhere.resize(trailer.footer_blocks as usize * BLOCK_BYTES, 0);
+            disk.read(file, u64::from(trailer.footer_block) * BLOCK_BYTES_U64, &mut elsewhere).ok()?;
+            &elsewhere
         };
+        let footer = FooterView::decode(footer, &trailer)?;
         let numbered = footer.entries.iter().zip(trailer.first_sequence..);
         let live = numbered.filter(|(entry, _)| !entry.is_dead());
         let located = live.map(|(entry, sequence)| {
-            Some(Located { page: entry.page(&footer.namespaces)?, block: entry.block(), sequence })
+            Some(Located { page: entry.page(footer.namespaces)?, block: entry.block(), sequence })
         });
         Some(Self {
             source: Source::Footer,
             generation: trailer.generation,
             pages: located.collect::<Option<_>>()?,
             first_sequence: trailer.first_sequence,
-            next_sequence: trailer.first_sequence.checked_add(u64::from(trailer.entries))?,
+            next_sequence: trailer.first_sequence + u64::from(trailer.entries),
             footer_blocks: trailer.footer_blocks,
         })
     }
@@ -136,7 +138,7 @@ impl Contents {
             };
         }
         contents.first_sequence = contents.pages.first().map_or(0, |page| page.sequence);
-        contents.next_sequence = contents.pages.last().map_or(0, |page| page.sequence.saturating_add(1));
+        contents.next_sequence = contents.pages.last().map_or(0, |page| page.sequence + 1);
         contents
     }
 

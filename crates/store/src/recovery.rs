@@ -1,11 +1,11 @@
 //! Opening a directory, and reading what was there.
 
 use crate::config::LogConfig;
-use crate::contents::{Contents, Place, Source};
+use crate::contents::{Contents, Located, Place, Source};
 use crate::directory::Directory;
 use crate::error::{Advice, DiskError, StoreError};
 use crate::eviction::stored;
-use crate::format::{Checkpoint, Owner};
+use crate::format::{Checkpoint, Forgotten, Owner};
 use crate::log::Log;
 use crate::page::StoredPage;
 use crate::segment::{Segment, State, file_name};
@@ -91,14 +91,11 @@ impl<D: Directory> Log<D> {
         let line = if let State::Unread(line) = segment.state { line } else { None };
         let place = Place { segment: id, file: segment.file, bytes: segment.size.bytes, line };
         let mut contents = Contents::read(&mut self.disk, place, segment.generation);
-        contents.pages.retain(|located| {
-            let namespace = &located.page.name.namespace;
-            let forgotten = self.forgotten.iter().find(|forgotten| forgotten.namespace == *namespace);
-            forgotten.is_none_or(|forgotten| located.sequence >= forgotten.below_sequence)
-        });
+        if !self.forgotten.is_empty() {
+            contents.pages.retain(|located| !is_forgotten(&self.forgotten, located));
+        }
         segment.adopt(&contents);
         self.next_sequence = self.next_sequence.max(contents.next_sequence);
-        let pages: Vec<_> = contents.pages.iter().map(|located| stored(segment, located)).collect();
         // Either is for later only, and tried again at the next start.
         let tidied = if contents.pages.is_empty() && segment.size.bytes != self.config.segment_bytes {
             self.remove_segment(id)
@@ -108,6 +105,10 @@ impl<D: Directory> Log<D> {
             Ok(())
         };
         self.read_only |= tidied.is_err_and(|error| error.advice() == Advice::ReadOnly);
+        let pages = match self.segments.get(&id) {
+            Some(segment) => contents.pages.into_iter().map(|located| stored(segment, &located)).collect(),
+            None => Vec::new(),
+        };
         Some(Recovered { segment: id, source: contents.source, pages })
     }
 
@@ -135,6 +136,11 @@ impl<D: Directory> Log<D> {
     pub fn progress(&self) -> Progress {
         Progress { done: self.found - self.unread.len(), total: self.found }
     }
+}
+
+fn is_forgotten(forgotten: &[Forgotten], located: &Located) -> bool {
+    let namespace = &located.page.name.namespace;
+    forgotten.iter().any(|f| f.namespace == *namespace && located.sequence < f.below_sequence)
 }
 
 fn unread(found: &Found) -> Segment {

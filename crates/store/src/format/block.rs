@@ -7,6 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 pub const BLOCK_BYTES: usize = 4096;
 pub(crate) const BLOCK_BYTES_U64: u64 = BLOCK_BYTES as u64;
 
+/// Sequences are below this. More is damage with a good sum; counting goes on from what is read.
+pub(crate) const SEQUENCE_END: u64 = 1 << 62;
+
 /// One block.
 pub type Block = [u8; BLOCK_BYTES];
 

@@ -3,7 +3,7 @@
 //! It saves a warm start one read a segment, and keeps evicted pages from coming back. Nothing depends on it:
 //! a segment that is newer than its line here speaks for itself.
 
-use super::block::{self, BLOCK_BYTES, Block, BlockBody, BlockFault, blocks_of};
+use super::block::{self, BLOCK_BYTES, Block, BlockBody, BlockFault, SEQUENCE_END, blocks_of};
 use super::{Digest, crc64};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -126,7 +126,7 @@ impl Checkpoint {
         let (front, lines) = file.split_first_chunk::<BLOCK_BYTES>().ok_or(BlockFault::Magic)?;
         let front: &Block = front;
         let body: Body = block::open(front)?;
-        if crc64(lines) != body.lines_crc.get() {
+        if crc64(lines) != body.lines_crc.get() || body.next_sequence.get() >= SEQUENCE_END {
             return Err(BlockFault::Checksum);
         }
         let damaged = |_| BlockFault::Checksum;

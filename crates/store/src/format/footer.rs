@@ -3,7 +3,9 @@
 //! It ends at the trailer, the last block of the segment, which says how long it is. An entry holds the whole
 //! parent hash: with a prefix or with the header alone, a warm start would read every page again.
 
-use super::block::{self, BLOCK_BYTES, BLOCK_BYTES_U64, Block, BlockBody, BlockFault, blocks_of};
+use super::block::{
+    self, BLOCK_BYTES, BLOCK_BYTES_U64, Block, BlockBody, BlockFault, SEQUENCE_END, blocks_of,
+};
 use super::{Digest, crc64};
 use crate::page::{PageName, PageRecord};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -174,6 +176,7 @@ impl Trailer {
         let (first, blocks) = (u64::from(self.footer_block), u64::from(self.footer_blocks));
         self.segment == segment
             && self.segment_bytes == file_bytes
+            && self.first_sequence < SEQUENCE_END
             && first >= 1
             && (first + blocks + 1) * BLOCK_BYTES_U64 == file_bytes
             && blocks == footer_blocks(self.entries.into(), self.namespaces.into())
@@ -224,9 +227,18 @@ impl Footer {
         bytes.extend_from_slice(&trailer.seal());
         (footer_block, bytes)
     }
+}
 
+/// A footer as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FooterView<'a> {
+    pub(crate) entries: &'a [Entry],
+    pub(crate) namespaces: &'a [Digest],
+}
+
+impl<'a> FooterView<'a> {
     /// Reads the bytes that `trailer` speaks of; nothing unless all of it is whole and in order.
-    pub(crate) fn decode(bytes: &[u8], trailer: &Trailer) -> Option<Self> {
+    pub(crate) fn decode(bytes: &'a [u8], trailer: &Trailer) -> Option<Self> {
         if bytes.len() != trailer.footer_blocks as usize * BLOCK_BYTES || crc64(bytes) != trailer.footer_crc {
             return None;
         }
@@ -240,7 +252,6 @@ impl Footer {
             }
             end = entry.end_block();
         }
-        let whole = end <= u64::from(trailer.footer_block);
-        whole.then(|| Self { entries: entries.to_vec(), namespaces: namespaces.to_vec() })
+        (end <= u64::from(trailer.footer_block)).then_some(Self { entries, namespaces })
     }
 }

@@ -1,6 +1,6 @@
 //! The first block of a segment: which use of the file this is.
 
-use super::block::{self, Block, BlockBody, BlockFault};
+use super::block::{self, Block, BlockBody, BlockFault, SEQUENCE_END};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -45,6 +45,9 @@ impl SegmentHead {
 
     pub(crate) fn open(block: &Block) -> Result<Self, BlockFault> {
         let body: Body = block::open(block)?;
+        if body.first_sequence.get() >= SEQUENCE_END {
+            return Err(BlockFault::Checksum);
+        }
         Ok(Self {
             segment: body.segment.get(),
             generation: body.generation.get(),

@@ -1,6 +1,6 @@
 //! The header in front of each page: what the page is, where it belongs, and the sums that prove it.
 
-use super::block::{self, Block, BlockBody, BlockFault};
+use super::block::{self, Block, BlockBody, BlockFault, SEQUENCE_END};
 use crate::page::{PageName, PageRecord};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -79,6 +79,9 @@ impl PageHeader {
     /// Reads a header whose sum holds. Whether it belongs where it was found is the caller's to check.
     pub(crate) fn open(block: &Block) -> Result<PageHeader, BlockFault> {
         let body: Body = block::open(block)?;
+        if body.sequence.get() >= SEQUENCE_END {
+            return Err(BlockFault::Checksum);
+        }
         let has_parent = body.flags.get() & HAS_PARENT != 0;
         Ok(PageHeader {
             segment: body.segment.get(),

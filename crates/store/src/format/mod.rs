@@ -14,7 +14,7 @@ pub use header::PageHeader;
 
 pub(crate) use block::{BLOCK_BYTES_U64, BlockFault, blocks_of};
 pub(crate) use checkpoint::{Checkpoint, CheckpointSegment, Forgotten, SegmentState};
-pub(crate) use footer::{Entry, Footer, Trailer, footer_blocks};
+pub(crate) use footer::{Entry, Footer, FooterView, Trailer, footer_blocks};
 pub(crate) use head::SegmentHead;
 pub(crate) use owner::Owner;
 
