@@ -30,9 +30,9 @@ pub(crate) fn files() -> Files {
             [write(0, last, 0, &[0; 8]), write(1, last, 0, &[0; 8]), write(CHECKPOINT, 0, 0, &[0])].concat(),
         ),
         // Sums that hold over numbers that lie.
-        ("forged_trailer_entries", write(0 | SEAL, last, 56, &[255, 255, 255, 255])),
-        ("forged_trailer_block", write(0 | SEAL, last, 48, &[0, 0, 0, 0, 14, 0, 0, 0])),
-        ("forged_length", write(0 | SEAL, 1, 36, &[255, 255, 255, 255])),
+        ("forged_trailer_entries", write(SEAL, last, 56, &[255, 255, 255, 255])),
+        ("forged_trailer_block", write(SEAL, last, 48, &[0, 0, 0, 0, 14, 0, 0, 0])),
+        ("forged_length", write(SEAL, 1, 36, &[255, 255, 255, 255])),
         ("forged_sequence", write(2 | SEAL, 1, 24, &[255; 8])),
         ("forged_generation", write(1 | SEAL, 0, 16, &[255; 8])),
         ("forged_checkpoint_counts", write(CHECKPOINT | SEAL, 0, 24, &[255; 8])),
