@@ -40,7 +40,7 @@ pub struct ReadAt {
     pub bytes: u32,
 }
 
-/// See the module.
+/// See the module. It keeps each segment file open: as many descriptors as there are segments.
 #[derive(Debug)]
 pub struct Log<D> {
     pub(crate) disk: D,

@@ -126,6 +126,22 @@ fn a_flipped_bit_in_a_footer_costs_no_page() {
 }
 
 #[test]
+fn a_flipped_bit_in_the_checkpoint_or_the_owner_costs_no_page() {
+    // The front block's fields and its sum, and all lines.
+    let lines = BLOCK * 8..(BLOCK + 3 * 40) * 8;
+    for bit in (0..40 * 8).chain(4088 * 8..BLOCK * 8).chain(lines) {
+        let (mut disk, _) = directory();
+        disk.flip("checkpoint", bit);
+        assert_eq!(examine(disk), ((0..12).collect(), 0), "checkpoint, bit {bit}");
+    }
+    for bit in (0..16 * 8).chain(4088 * 8..BLOCK * 8) {
+        let (mut disk, _) = directory();
+        disk.flip("owner", bit);
+        assert_eq!(examine(disk), ((0..12).collect(), 0), "owner, bit {bit}");
+    }
+}
+
+#[test]
 fn a_segment_cut_anywhere_keeps_what_is_before_the_cut() {
     for bytes in (0..SEGMENT).step_by(2048) {
         let (mut disk, stored) = directory();

@@ -1,42 +1,17 @@
-//! What the log does while all is well, and when the disk is full, fails, or shrinks.
+//! What the log does while all is well, and when the disk fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, missing_docs)]
 
 mod support;
 
 use orbitkv_store::sim::{Faults, SimDisk};
 use orbitkv_store::{
-    Advice, AppendError, Direction, Directory, DiskError, Expected, Extent, Inspection, Log, LogConfig,
-    Mismatch, Source, StoreError, StoredPage,
+    Advice, AppendError, Direction, Directory, DiskError, Expected, Extent, Inspection, Log, Mismatch,
+    Source, StoreError,
 };
 use support::{
-    BLOCK, Missed, SEGMENT, config, expected, page, payload, read, read_request, recover, sized,
-    submit_write, verify, wait, write, write_all,
+    BLOCK, Missed, assert_reads, config, expected, log, numbers, page, payload, read, read_request, recover,
+    reopen, sized, submit_write, verify, wait, write, write_all,
 };
-
-fn log(segments: u64) -> Log<SimDisk> {
-    Log::open(SimDisk::new(1 << 30, 1), config(segments)).unwrap()
-}
-
-/// Opens again as the next process does.
-fn reopen(disk: SimDisk, segments: u64) -> Log<SimDisk> {
-    let another = disk.another(2);
-    drop(disk);
-    Log::open(another, config(segments)).unwrap()
-}
-
-fn numbers(pages: &[StoredPage]) -> Vec<u64> {
-    let mut numbers: Vec<u64> = pages
-        .iter()
-        .map(|stored| u64::from_le_bytes(stored.page.name.key[..8].try_into().unwrap()))
-        .collect();
-    numbers.sort_unstable();
-    numbers
-}
-
-fn assert_reads(log: &mut Log<SimDisk>, stored: &StoredPage, number: u64) {
-    let bytes = read(log, stored.extent, &expected(&stored.page)).unwrap();
-    assert!(bytes == payload(number, stored.page.payload_bytes), "page {number}");
-}
 
 #[test]
 fn pages_come_back_at_once_and_after_an_orderly_end() {
@@ -173,196 +148,6 @@ fn the_right_page_of_an_earlier_generation_is_a_miss() {
     let mut log = reopen(disk, 2);
     let extents: Vec<_> = recover(&mut log).iter().map(|s| (s.extent.segment(), s.extent.block())).collect();
     assert!(!extents.contains(&(first.extent.segment(), first.extent.block())), "{extents:?}");
-}
-
-#[test]
-fn hot_pages_move_and_cold_ones_are_reported() {
-    let mut log = log(3);
-    let mut stored = Vec::new();
-    let mut number = 0;
-    while !log.wants_eviction().unwrap() {
-        stored.extend(write_all(&mut log, [number]));
-        number += 1;
-    }
-    let hot = stored[1];
-    let eviction = log.evict(|page| page.page.name == hot.page.name).unwrap().unwrap();
-    assert_eq!(eviction.segment, stored[0].extent.segment());
-    assert_eq!(numbers(&eviction.hot), [1]);
-    let in_segment = stored.iter().filter(|page| page.extent.segment() == eviction.segment).count();
-    assert_eq!(eviction.lost.len() + 1, in_segment);
-    // Its segment waits until it has been moved, and can be read until then.
-    assert!(!log.wants_eviction().unwrap() && log.evict(|_| true).unwrap().is_none());
-    let bytes = read(&mut log, hot.extent, &expected(&hot.page)).unwrap();
-    let at = log.append_again(hot.extent, &hot.page).unwrap();
-    submit_write(&mut log, 1, &at, &bytes);
-    wait(log.disk_mut());
-    log.written(at.extent, &Ok(())).unwrap();
-    log.let_go(hot.extent).unwrap();
-    assert_eq!(log.locate(hot.extent, 100), Err(Mismatch::Gone));
-    assert_reads(&mut log, &StoredPage { extent: at.extent, ..hot }, 1);
-    assert_eq!(log.usage().unwrap().free_segments, 1);
-}
-
-#[test]
-fn room_for_hot_pages_is_not_given_to_others() {
-    let large =
-        LogConfig { segment_bytes: 4 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
-    let mut log = Log::open(SimDisk::new(1 << 30, 1), large).unwrap();
-    let mut number = 0;
-    while !log.wants_eviction().unwrap() {
-        write_all(&mut log, [number]);
-        number += 1;
-    }
-    let eviction = log.evict(|_| true).unwrap().unwrap();
-    assert!(!eviction.hot.is_empty() && !eviction.lost.is_empty(), "half of the room, and not more");
-    // New pages take what is left, and are refused before they take the rest.
-    while log.append(&sized(500, 100)).is_ok() {}
-    assert_eq!(log.append(&sized(501, 100)), Err(AppendError::NoRoom));
-    for hot in &eviction.hot {
-        let at = log.append_again(hot.extent, &hot.page).unwrap();
-        assert_ne!(at.extent.segment(), hot.extent.segment());
-        log.let_go(hot.extent).unwrap();
-    }
-    assert!(log.append(&sized(502, 100)).is_ok(), "in the segment that is free now");
-}
-
-#[test]
-fn what_was_erased_is_neither_moved_nor_found_again() {
-    let mut log = log(3);
-    let stored = write_all(&mut log, 0..3);
-    log.erase(stored[1].extent);
-    let mut log = reopen(log.close().unwrap(), 3);
-    let pages = recover(&mut log);
-    assert_eq!(numbers(&pages), [0, 2]);
-    assert!(pages.iter().all(|page| page.sequence == if page.page == stored[0].page { 1 } else { 3 }));
-    // Sealed now: erased pages are not reported by the eviction.
-    log.erase(pages[0].extent);
-    let eviction = log.evict(|_| false).unwrap().unwrap();
-    assert_eq!(eviction.lost, pages[1..]);
-}
-
-#[test]
-fn a_segment_without_wanted_pages_goes_first() {
-    let mut log = log(4);
-    let stored = write_all(&mut log, 0..12);
-    assert_eq!(stored[0].extent.segment(), 0);
-    for page in stored.iter().filter(|page| page.extent.segment() == 1) {
-        log.erase(page.extent);
-    }
-    let eviction = log.evict(|_| true).unwrap().unwrap();
-    assert_eq!((eviction.segment, eviction.lost.len(), eviction.hot.len()), (1, 0, 0));
-}
-
-#[test]
-fn a_forgotten_namespace_does_not_come_back_but_its_new_pages_do() {
-    let mut log = log(4);
-    write_all(&mut log, 0..9);
-    let namespace = page(1).name.namespace;
-    log.forget(&namespace).unwrap();
-    write_all(&mut log, [10]);
-    assert_eq!(page(10).name.namespace, namespace);
-    let mut disk = log.into_disk();
-    disk.settle();
-    for _ in 0..2 {
-        let mut log = reopen(disk, 4);
-        assert_eq!(numbers(&recover(&mut log)), [0, 2, 3, 5, 6, 8, 10]);
-        disk = log.close().unwrap();
-    }
-}
-
-#[test]
-fn the_cap_holds_at_every_moment_and_a_lower_one_drops_the_oldest() {
-    let mut log = log(6);
-    write_all(&mut log, 0..200);
-    let usage = log.usage().unwrap();
-    assert_eq!(usage.segments, 6);
-    assert!(usage.used_bytes <= usage.capacity_bytes);
-    let mut disk = log.close().unwrap();
-    assert!(disk.peak_bytes() <= config(6).capacity_bytes);
-    // Half of it: the newest stay.
-    let mut log = reopen(disk, 3);
-    let usage = log.usage().unwrap();
-    // What is there needs no slack: four fit where three may be made.
-    assert!(usage.used_bytes <= config(3).capacity_bytes && usage.segments == 4, "{usage:?}");
-    let pages = numbers(&recover(&mut log));
-    assert_eq!(*pages.last().unwrap(), 199);
-    assert_eq!(pages.len() as u64, 200 - pages[0], "the newest, without a gap");
-    write_all(&mut log, 200..300);
-    assert!(log.usage().unwrap().used_bytes <= config(3).capacity_bytes);
-    disk = log.close().unwrap();
-    // And up again.
-    let mut log = reopen(disk, 6);
-    recover(&mut log);
-    write_all(&mut log, 300..400);
-    assert_eq!(log.usage().unwrap().segments, 6);
-}
-
-#[test]
-fn another_segment_size_keeps_the_old_pages_until_they_are_evicted() {
-    let mut log = log(4);
-    write_all(&mut log, 0..12);
-    let disk = log.close().unwrap();
-    let larger =
-        LogConfig { segment_bytes: 2 * SEGMENT, capacity_bytes: config(8).capacity_bytes, min_free_bytes: 0 };
-    let another = disk.another(3);
-    drop(disk);
-    let mut log = Log::open(another, larger).unwrap();
-    assert_eq!(numbers(&recover(&mut log)), (0..12).collect::<Vec<_>>());
-    write_all(&mut log, 12..100);
-    let usage = log.usage().unwrap();
-    assert!(usage.used_bytes <= usage.capacity_bytes && usage.segments == 4, "{usage:?}");
-    let files = log.disk_mut().list().unwrap();
-    for file in files.iter().filter(|file| file.name.starts_with("segment")) {
-        assert_eq!(log.disk_mut().contents(&file.name).unwrap().len() as u64, 2 * SEGMENT);
-    }
-}
-
-#[test]
-fn a_full_file_system_stops_growth_and_nothing_else() {
-    let mut log = log(6);
-    write_all(&mut log, 0..9);
-    let segments = log.usage().unwrap().segments;
-    let now = segments * SEGMENT + 8 * BLOCK;
-    // Seen in advance.
-    log.disk_mut().set_total_bytes(now);
-    write_all(&mut log, 9..60);
-    let usage = log.usage().unwrap();
-    assert!(usage.segments == segments && !usage.growth_stopped && !usage.read_only);
-    // Not seen: a quota. It is found out once, and not tried again with every page.
-    log.disk_mut().set_total_bytes(1 << 30);
-    log.disk_mut().set_quota_bytes(now);
-    write_all(&mut log, 60..120);
-    let usage = log.usage().unwrap();
-    assert!(usage.segments == segments && usage.growth_stopped && !usage.read_only);
-    log.disk_mut().set_quota_bytes(u64::MAX);
-    log.resume(false);
-    write_all(&mut log, 120..180);
-    assert!(log.usage().unwrap().segments > segments, "it grows again");
-}
-
-#[test]
-fn room_for_others_is_kept_free() {
-    let mut log = log(6);
-    write_all(&mut log, 0..40);
-    let mut disk = log.close().unwrap();
-    let total = 6 * SEGMENT + 64 * BLOCK;
-    disk.set_total_bytes(total);
-    let another = disk.another(3);
-    drop(disk);
-    let min_free_bytes = 3 * SEGMENT;
-    let mut log = Log::open(another, LogConfig { min_free_bytes, ..config(6) }).unwrap();
-    recover(&mut log);
-    while log.shrink().unwrap() {
-        assert!(log.wants_eviction().unwrap());
-        log.evict(|_| true).unwrap().unwrap();
-    }
-    let space = log.disk_mut().space().unwrap();
-    assert!(
-        space.free_bytes >= min_free_bytes && space.free_bytes < min_free_bytes + 2 * SEGMENT,
-        "{space:?}"
-    );
-    write_all(&mut log, 40..80);
-    assert!(log.disk_mut().space().unwrap().free_bytes >= min_free_bytes);
 }
 
 #[test]

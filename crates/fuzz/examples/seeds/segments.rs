@@ -32,6 +32,7 @@ pub(crate) fn files() -> Files {
         // Sums that hold over numbers that lie.
         ("forged_trailer_entries", write(SEAL, last, 56, &[255, 255, 255, 255])),
         ("forged_trailer_block", write(SEAL, last, 48, &[0, 0, 0, 0, 14, 0, 0, 0])),
+        ("forged_trailer_blocks", write(SEAL, last, 52, &[255, 255, 255, 0])),
         ("forged_length", write(SEAL, 1, 36, &[255, 255, 255, 255])),
         ("forged_sequence", write(2 | SEAL, 1, 24, &[255; 8])),
         ("forged_generation", write(1 | SEAL, 0, 16, &[255; 8])),

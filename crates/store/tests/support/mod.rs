@@ -1,6 +1,7 @@
 //! Pages with contents that can be told apart, and the I/O that an I/O thread would do.
 #![allow(dead_code, reason = "each test uses its part")]
 
+use orbitkv_store::sim::SimDisk;
 use orbitkv_store::{
     AppendError, BLOCK_BYTES, Block, Completion, Direction, Disk, DiskError, Expected, Extent, Log,
     LogConfig, Mismatch, PageName, PageRecord, Placement, Priority, ReadAt, Request, StoreError, StoredPage,
@@ -175,4 +176,32 @@ pub(crate) fn recover<D: Disk>(log: &mut Log<D>) -> Vec<StoredPage> {
         pages.extend(recovered.pages);
     }
     pages
+}
+
+/// On an empty simulated disk.
+pub(crate) fn log(segments: u64) -> Log<SimDisk> {
+    Log::open(SimDisk::new(1 << 30, 1), config(segments)).unwrap()
+}
+
+/// Opens again as the next process does.
+pub(crate) fn reopen(disk: SimDisk, segments: u64) -> Log<SimDisk> {
+    let another = disk.another(2);
+    drop(disk);
+    Log::open(another, config(segments)).unwrap()
+}
+
+/// The numbers that pages were made from.
+pub(crate) fn numbers(pages: &[StoredPage]) -> Vec<u64> {
+    let mut numbers: Vec<u64> = pages
+        .iter()
+        .map(|stored| u64::from_le_bytes(stored.page.name.key[..8].try_into().unwrap()))
+        .collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Reads a page, and compares.
+pub(crate) fn assert_reads(log: &mut Log<SimDisk>, stored: &StoredPage, number: u64) {
+    let bytes = read(log, stored.extent, &expected(&stored.page)).unwrap();
+    assert!(bytes == payload(number, stored.page.payload_bytes), "page {number}");
 }
