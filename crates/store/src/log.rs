@@ -156,7 +156,10 @@ impl<D: Directory> Log<D> {
         match result {
             Err(DiskError::NoSpace) => {
                 self.growth_stopped = true;
-                self.close_open();
+                // Its room is not allocated either: the next page goes to a segment that was used before.
+                if let Some(open) = self.close_open().filter(|open| *open != id) {
+                    self.seal_if_done(open)?;
+                }
             }
             Err(_) => self.read_only = true,
             Ok(()) => {}

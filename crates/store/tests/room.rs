@@ -3,7 +3,7 @@
 
 mod support;
 
-use orbitkv_store::{Directory, Log, LogConfig};
+use orbitkv_store::{Directory, DiskError, Log, LogConfig};
 use support::{BLOCK, SEGMENT, config, log, numbers, page, recover, reopen, write_all};
 
 #[test]
@@ -99,4 +99,22 @@ fn room_for_others_is_kept_free() {
     );
     write_all(&mut log, 40..80);
     assert!(log.disk_mut().space().unwrap().free_bytes >= min_free_bytes);
+}
+
+#[test]
+fn a_full_device_leaves_no_segment_behind() {
+    let mut log = log(3);
+    // One write is under way in a segment that is full; the next segment is idle.
+    let first = log.append(&page(0)).unwrap();
+    let mut number = 1;
+    while log.usage().unwrap().segments < 2 {
+        write_all(&mut log, [number]);
+        number += 1;
+    }
+    log.written(first.extent, &Err(DiskError::NoSpace)).unwrap();
+    assert_eq!(log.usage().unwrap().writes_in_flight, 0);
+    // Both are sealed: both can go.
+    assert!(log.evict(|_| false).unwrap().is_some());
+    assert!(log.evict(|_| false).unwrap().is_some());
+    assert_eq!(log.usage().unwrap().free_segments, 2);
 }
