@@ -199,6 +199,38 @@ fn examine_numbers(stored: &[StoredPage], without: u32) -> Vec<u64> {
 }
 
 #[test]
+fn an_older_page_hides_no_newer_one() {
+    let mut log = Log::open(SimDisk::new(1 << 30, 1), config(2)).unwrap();
+    // Four blocks from block 1 on.
+    assert_eq!(write_all(&mut log, [3])[0].extent.segment(), 0);
+    let old = log.disk_mut().contents(FILES[0]).unwrap();
+    // Two blocks each, until four of them are in the next use of the same segment.
+    let mut number = 4;
+    let mut blocks = Vec::new();
+    while blocks.len() < 4 {
+        let extent = write_all(&mut log, [number])[0].extent;
+        number += 4;
+        if extent.segment() == 0 && (extent.block() == 1 && number > 12 || !blocks.is_empty()) {
+            blocks.push(extent.block());
+        }
+    }
+    assert_eq!(blocks, [1, 3, 5, 7]);
+    // The first of them and the head never reached the disk, footer and checkpoint are gone.
+    let mut disk = log.into_disk();
+    disk.settle();
+    disk.overwrite(FILES[0], BLOCK, &old[BLOCK as usize..3 * BLOCK as usize]);
+    disk.overwrite(FILES[0], 0, &[0; BLOCK as usize]);
+    disk.overwrite(FILES[0], 14 * BLOCK, &[0; 2 * BLOCK as usize]);
+    orbitkv_store::Directory::remove(&mut disk, "checkpoint").unwrap();
+    let mut log = Log::open(disk, config(2)).unwrap();
+    let found = recover(&mut log);
+    let mut found: Vec<_> =
+        found.iter().map(|s| s.extent).filter(|e| e.segment() == 0).map(|e| e.block()).collect();
+    found.sort_unstable();
+    assert_eq!(found, [3, 5, 7]);
+}
+
+#[test]
 fn a_footer_that_promises_more_than_there_is_is_not_taken() {
     // A trailer of the next size, sealed again: its sums hold, its numbers do not agree with the file.
     let (mut disk, _) = directory();
