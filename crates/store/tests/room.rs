@@ -81,13 +81,14 @@ fn room_for_others_is_kept_free() {
     let mut log = log(6);
     write_all(&mut log, 0..40);
     let mut disk = log.close().unwrap();
-    let total = 6 * SEGMENT + 64 * BLOCK;
+    let total = 8 * SEGMENT;
     disk.set_total_bytes(total);
     let another = disk.another(3);
     drop(disk);
     let min_free_bytes = 3 * SEGMENT;
     let mut log = Log::open(another, LogConfig { min_free_bytes, ..config(6) }).unwrap();
     recover(&mut log);
+    assert!(log.disk_mut().space().unwrap().free_bytes < min_free_bytes);
     while log.shrink().unwrap() {
         assert!(log.wants_eviction().unwrap());
         log.evict(|_| true).unwrap().unwrap();
