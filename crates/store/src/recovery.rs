@@ -49,10 +49,11 @@ impl<D: Directory> Log<D> {
             removed.map_err(|source| start("remove", NEW_CHECKPOINT, source))?;
         }
         let mut log = Self::with(disk, config, epoch, &survey);
-        // Down to the cap, the oldest first; their pages are gone without having been read.
+        // Down to the cap: what is free, then the oldest; their pages are gone without having been read.
         while log.used_bytes()? > config.capacity_bytes && !log.unread.is_empty() {
-            let oldest = log.unread.remove(0);
-            log.remove_segment(oldest)?;
+            let free = log.unread.iter().position(|id| log.segments.get(id).is_some_and(Segment::was_freed));
+            let id = log.unread.remove(free.unwrap_or(0));
+            log.remove_segment(id)?;
             log.found -= 1;
         }
         Ok(log)

@@ -116,6 +116,12 @@ impl Segment {
         self.dead.len() as u64 >= u64::from(self.pages)
     }
 
+    /// Found at start, and there are no pages in it.
+    pub(crate) fn was_freed(&self) -> bool {
+        matches!(&self.state, State::Unread(Some(line))
+            if line.state == SegmentState::Free && line.generation >= self.generation)
+    }
+
     /// Its line in the checkpoint.
     pub(crate) fn line(&self) -> CheckpointSegment {
         let state = match &self.state {

@@ -224,8 +224,12 @@ fn an_older_page_hides_no_newer_one() {
     orbitkv_store::Directory::remove(&mut disk, "checkpoint").unwrap();
     let mut log = Log::open(disk, config(2)).unwrap();
     let found = recover(&mut log);
-    let mut found: Vec<_> =
-        found.iter().map(|s| s.extent).filter(|e| e.segment() == 0).map(|e| e.block()).collect();
+    let mut found: Vec<_> = found
+        .iter()
+        .map(|s| s.extent)
+        .filter(|e| e.segment() == 0)
+        .map(orbitkv_store::Extent::block)
+        .collect();
     found.sort_unstable();
     assert_eq!(found, [3, 5, 7]);
 }

@@ -4,8 +4,8 @@
 mod support;
 
 use orbitkv_store::{
-    Advice, Block, Digest, Directory, DirectoryError, FileDisk, HostDirectory, Log, LogConfig, StoreError,
-    crc64,
+    Advice, Block, Digest, Directory, DirectoryError, DiskError, FileDisk, HostDirectory, Log, LogConfig,
+    StoreError, crc64,
 };
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -108,6 +108,23 @@ fn a_link_in_place_of_a_file_is_refused() {
         assert!(matches!(&error, StoreError::NotAFile { file } if file == name), "{error}");
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
+}
+
+#[test]
+fn a_file_opened_once_more_is_the_same_file() {
+    use std::os::unix::fs::FileExt;
+    let directory = tempfile::tempdir().unwrap();
+    let mut disk = HostDirectory::open(directory.path()).unwrap();
+    let file = disk.create("a", 2 * BLOCK).unwrap();
+    disk.rename("a", "b").unwrap();
+    fs::write(directory.path().join("a"), b"another").unwrap();
+    let again = disk.reopen(file, rustix::fs::OFlags::empty()).unwrap();
+    again.write_all_at(&[7; 100], BLOCK).unwrap();
+    let mut bytes = [0; 100];
+    disk.read(file, BLOCK, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 100]);
+    disk.close(file);
+    assert!(matches!(disk.reopen(file, rustix::fs::OFlags::empty()), Err(DiskError::BadRequest(_))));
 }
 
 /// The block with that format, and a sum that holds.

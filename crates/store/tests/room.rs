@@ -34,6 +34,19 @@ fn the_cap_holds_at_every_moment_and_a_lower_one_drops_the_oldest() {
 }
 
 #[test]
+fn a_lower_cap_takes_free_segments_first() {
+    let mut log = log(6);
+    write_all(&mut log, 0..200);
+    while log.usage().unwrap().free_segments < 2 {
+        log.evict(|_| false).unwrap().unwrap();
+    }
+    let kept = log.usage().unwrap().pages;
+    let mut log = reopen(log.close().unwrap(), 3);
+    assert_eq!(log.usage().unwrap().segments, 4, "what is there needs no slack");
+    assert_eq!(recover(&mut log).len() as u64, kept);
+}
+
+#[test]
 fn another_segment_size_keeps_the_old_pages_until_they_are_evicted() {
     let mut log = log(4);
     write_all(&mut log, 0..12);
