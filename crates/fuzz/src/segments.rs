@@ -80,7 +80,7 @@ fn start(disk: SimDisk, forged: bool) -> Option<SimDisk> {
     }
     let mut lost = 0;
     for number in 0..60 {
-        if let Ok(Some(eviction)) = log.evict(|stored| stored.sequence % 2 == 0) {
+        if let Some(eviction) = log.evict(|stored| stored.sequence % 2 == 0) {
             for hot in &eviction.hot {
                 if let Ok(at) = log.append_again(hot.extent, &hot.page) {
                     let _sealed = log.written(at.extent, &Ok(()));

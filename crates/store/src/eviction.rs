@@ -21,6 +21,9 @@ pub struct Eviction {
     /// To be moved, each one: read it, [`Log::check`] it, [`Log::append_again`], write, [`Log::written`], and
     /// then, whatever came of it, [`Log::let_go`].
     pub hot: Vec<StoredPage>,
+    /// The segment could not be recorded as free, or not be removed: after a restart these pages may be found
+    /// again. They are whole then; nothing else is wrong.
+    pub unrecorded: Option<StoreError>,
 }
 
 impl<D: Directory> Log<D> {
@@ -44,21 +47,11 @@ impl<D: Directory> Log<D> {
     /// Evicts the oldest sealed segment, or one without a wanted page. `is_hot` says which pages are worth
     /// writing again; they get at most half of the room in the open segment, the newest first, and the others
     /// are lost. Nothing is evicted while there is no sealed segment, or pages are still being moved.
-    ///
-    /// # Errors
-    /// The freed segment could not be removed, or the checkpoint not be written.
-    pub fn evict(
-        &mut self,
-        mut is_hot: impl FnMut(&StoredPage) -> bool,
-    ) -> Result<Option<Eviction>, StoreError> {
-        let Some(id) = self.victim().filter(|_| !self.is_evicting()) else {
-            return Ok(None);
-        };
+    pub fn evict(&mut self, mut is_hot: impl FnMut(&StoredPage) -> bool) -> Option<Eviction> {
+        let id = self.victim().filter(|_| !self.is_evicting())?;
         let mut room = if self.read_only { 0 } else { self.writer().map_or(0, |w| w.room_blocks() / 2) };
         let pages = self.list(id);
-        let Some(segment) = self.segments.get_mut(&id) else {
-            return Ok(None);
-        };
+        let segment = self.segments.get_mut(&id)?;
         let mut eviction = Eviction { segment: id, ..Eviction::default() };
         let mut moving = BTreeMap::new();
         for located in pages.iter().rev().filter(|located| !segment.dead.contains(&located.block)) {
@@ -77,9 +70,9 @@ impl<D: Directory> Log<D> {
         let done = moving.is_empty();
         segment.state = State::Evicting(moving);
         if done {
-            self.release(id)?;
+            eviction.unrecorded = self.release(id).err();
         }
-        Ok(Some(eviction))
+        Some(eviction)
     }
 
     /// Places a page of [`Eviction::hot`] anew, in the room that was kept for it. `old` is where it was.

@@ -200,28 +200,15 @@ impl World {
 
     fn evict(&mut self, seen: &mut Seen) {
         let hot = self.rng.below(3);
-        let evicted = self.log.evict(|stored| stored.sequence % 3 < hot);
-        assert!(evicted.is_ok() || self.faulty, "{evicted:?}");
-        let Ok(Some(eviction)) = evicted else {
-            // Without a report the index finds out by reading.
-            let log = &self.log;
-            let stale: Vec<Extent> = self
-                .index
-                .values()
-                .filter(|s| log.locate(s.extent, s.page.payload_bytes).is_err())
-                .map(|s| s.extent)
-                .collect();
-            for extent in stale {
-                let stored = self.index.remove(&extent).unwrap();
-                self.durable.remove(&version(&stored));
-            }
-            return;
-        };
+        let Some(eviction) = self.log.evict(|stored| stored.sequence % 3 < hot) else { return };
+        assert!(eviction.unrecorded.is_none() || self.faulty, "{eviction:?}");
         seen.evicted += 1;
         for stored in &eviction.lost {
             self.forget(stored.extent);
         }
-        if eviction.hot.is_empty() {
+        if eviction.unrecorded.is_some() {
+            self.leaving.clear();
+        } else if eviction.hot.is_empty() {
             self.freed();
         }
         for stored in eviction.hot {
