@@ -10,12 +10,14 @@ mod frames;
 mod messages;
 #[allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
 mod meter;
+mod segments;
 mod steps;
 mod tickets;
 
 pub use frames::frames;
 pub use messages::{to_client, to_manager};
 pub use meter::allocated_bytes;
+pub use segments::segments;
 pub use steps::{marks_of_steps, steps};
 pub use tickets::tickets;
 
@@ -29,10 +31,11 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     Target { name: "to_manager", body: to_manager },
     Target { name: "to_client", body: to_client },
     Target { name: "frames", body: frames },
     Target { name: "tickets", body: tickets },
     Target { name: "steps", body: steps },
+    Target { name: "segments", body: segments },
 ];

@@ -113,7 +113,7 @@ macro_rules! targets {
     };
 }
 
-targets!(to_manager, to_client, frames, tickets, steps);
+targets!(to_manager, to_client, frames, tickets, steps, segments);
 
 /// Kinds of which the corpus has a payload that decodes.
 fn kinds(target: &str, decodes: impl Fn(Kind, &[u8]) -> bool) -> BTreeSet<u16> {

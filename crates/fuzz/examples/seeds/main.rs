@@ -2,6 +2,7 @@
 //! again when a message, the ticket or the input of a body changes; what a fuzzer found stays.
 
 mod ahead;
+mod segments;
 mod steps;
 
 use anyhow::{Context, Result};
@@ -26,6 +27,7 @@ fn main() -> Result<()> {
         ("frames", frames()?),
         ("tickets", tickets()),
         ("steps", [steps::files(), ahead::files()].concat()),
+        ("segments", segments::files()),
     ];
     for (target, files) in seeds {
         let directory: PathBuf = corpora.join(target);
