@@ -290,7 +290,11 @@ impl World {
             3 if !ask.save => {
                 ask.revision += 1 + rng.below(2) as u32;
                 ask.abuses = 0;
-                (ask.hashes, ask.state, request.revision) = (other, AskState::Asked, ask.revision);
+                (ask.state, request.revision) = (AskState::Asked, ask.revision);
+                // Other hashes may not cover the boundary of a recovery: refused, it would replace nothing.
+                if ask.recovery.is_none() {
+                    ask.hashes = other;
+                }
                 return self.send_ask(client, operation);
             }
             // A version that nobody has asked for cannot be handed out.
