@@ -62,6 +62,8 @@ pub struct Counters {
     pub ahead_restored_bytes: u64,
     /// The part of them that left memory unused.
     pub ahead_unused_bytes: u64,
+    /// Pages found in the slower tier that an earlier run had written.
+    pub found_pages: u64,
     /// Pages written to the slower tier.
     pub written_pages: u64,
     /// Pages not written: too many at once, or the tier failed.

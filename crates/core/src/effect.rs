@@ -1,8 +1,8 @@
 //! What the core wants done. The shell carries effects out in order.
 
 use crate::{
-    BlockHash, ExtentId, GroupId, NamespaceId, OperationId, PageKey, Refusal, Revision, SegmentId, SessionId,
-    ShardId, SlotRef, Ticket,
+    BlockHash, ExtentId, GroupId, NamespaceDigest, NamespaceId, OperationId, Refusal, Revision, SegmentId,
+    SessionId, ShardId, SlotRef, StoredName, StoredShard, Ticket,
 };
 
 /// One shard of a leased or granted page.
@@ -194,14 +194,8 @@ pub enum Effect {
     Write {
         /// What to read.
         slot: SlotRef,
-        /// Whose bytes.
-        key: PageKey,
-        /// Which shard.
-        shard: ShardId,
-        /// Bytes of the payload, behind the slot's header.
-        payload_bytes: u32,
-        /// CRC-64/NVME of the payload.
-        crc: u64,
+        /// Whose bytes, behind the slot's header.
+        shard: StoredShard,
     },
     /// Fill a slot from the slower tier and check it; answer with `ReadDone`. The slot is not reused before.
     Read {
@@ -209,6 +203,8 @@ pub enum Effect {
         slot: SlotRef,
         /// Where from.
         extent: ExtentId,
+        /// What must be there.
+        name: StoredName,
         /// Bytes of the payload, behind the slot's header.
         payload_bytes: u32,
         /// CRC-64/NVME that the payload must have.
@@ -222,6 +218,11 @@ pub enum Effect {
     Hasten {
         /// The ticket that its reads were submitted under.
         ticket: Ticket,
+    },
+    /// Nothing of this namespace that is in the slower tier now may ever be found again.
+    ForgetNamespace {
+        /// Which.
+        namespace: NamespaceDigest,
     },
     /// The bytes there are not needed any more.
     Erase {

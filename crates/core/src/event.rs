@@ -1,8 +1,8 @@
 //! What happens to the core.
 
 use crate::{
-    BlockHash, ClientId, ExtentId, GroupId, OperationId, PageKey, Revision, SegmentId, SessionId,
-    SessionSpec, SlotRef, Ticket,
+    BlockHash, ClientId, ExtentId, FoundShard, GroupId, OperationId, Revision, SegmentId, SessionId,
+    SessionSpec, SlotRef, StoredName, Ticket,
 };
 use orbitkv_contract::GroupRange;
 
@@ -279,10 +279,31 @@ pub enum Event<'a> {
     },
     /// The slower tier has dropped a shard of a page.
     ExtentLost {
-        /// The page.
-        key: PageKey,
+        /// Which.
+        name: StoredName,
         /// Where it was.
         extent: ExtentId,
+    },
+    /// The slower tier has moved a shard of a page. Reads of the old place that were submitted still end.
+    ExtentMoved {
+        /// Which.
+        name: StoredName,
+        /// Where it was.
+        from: ExtentId,
+        /// Where it is.
+        to: ExtentId,
+    },
+    /// A shard of a page is in the slower tier since before this process began. Of two with one name the newer
+    /// comes first.
+    Found(&'a FoundShard),
+    /// The slower tier has told of everything that it found.
+    FoundAll,
+    /// What the slower tier can do from now on. It begins with both.
+    TierState {
+        /// It can be read.
+        reads: bool,
+        /// It can be written.
+        writes: bool,
     },
     /// Time has passed.
     Tick,

@@ -30,6 +30,7 @@ mod save;
 mod session;
 mod slots;
 mod stored;
+mod stored_name;
 mod view;
 mod wanted;
 
@@ -51,4 +52,5 @@ pub use plant::Plant;
 pub use refusal::Refusal;
 pub use session::{GroupSpec, Role, SessionSpec};
 pub use slots::SlotState;
+pub use stored_name::{FoundShard, StoredName, StoredShard};
 pub use view::{OperationView, SlotView};

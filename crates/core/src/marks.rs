@@ -45,6 +45,18 @@ marks! {
     RecoveryRefused,
     /// A page whose group needs no chain was saved.
     SavedUnchained,
+    /// A page of an earlier run was found.
+    Found,
+    /// A page was found whose name is stored already.
+    FoundAgain,
+    /// A shard was found of what has been forgotten, or that cannot be.
+    FoundForgotten,
+    /// A page of an earlier run lacks a shard.
+    FoundPartly,
+    /// The slower tier moved a shard.
+    ExtentMoved,
+    /// The slower tier cannot be read, or not be written.
+    TierImpaired,
     /// The same revision came again and was answered again.
     QueryReplayed,
     /// A higher revision replaced a live one.

@@ -36,6 +36,10 @@ impl Stored {
         self.pages.get(key)
     }
 
+    pub(crate) fn get_mut(&mut self, key: &PageKey) -> Option<&mut StoredPage> {
+        self.pages.get_mut(key)
+    }
+
     pub(crate) fn contains(&self, key: &PageKey) -> bool {
         self.pages.contains_key(key)
     }

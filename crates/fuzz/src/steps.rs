@@ -180,9 +180,29 @@ fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
     world.step(Event::Query { session, operation, revision, demand });
 }
 
+/// What the tier says of itself.
+fn told(world: &mut World, bytes: &mut Bytes<'_>) {
+    let (what, choice) = (bytes.u8(), bytes.u8());
+    match what % 4 {
+        0 => {
+            let found = world.tier.find(choice);
+            world.step(Event::Found(&found));
+        }
+        1 => {
+            let moved = world.tier.relocate(choice);
+            world.step_if(moved);
+        }
+        2 => world.step(Event::TierState { reads: choice & 1 != 0, writes: choice & 2 != 0 }),
+        _ => world.step(Event::FoundAll),
+    }
+}
+
 /// A recovery, or a question for candidates. Bits of the last byte: 0 and 1 the start, 2 to 5 the end, in pages;
 /// 6 and 7 what for.
 fn recover(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
+    if event % 4 == 3 {
+        return told(world, bytes);
+    }
     let Ticket { session, operation, revision } = world.ticket(bytes);
     let (_, hashes) = chain(bytes.u8());
     let (choice, hashes) = (bytes.u8(), &hashes[..]);

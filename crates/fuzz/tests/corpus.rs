@@ -146,7 +146,7 @@ fn corpora_stay_small() {
     let sizes: Vec<usize> =
         TARGETS.iter().flat_map(|target| corpus(target.name)).map(|(_, bytes)| bytes.len()).collect();
     // A story for each coverage mark of the core, or nearly, and one for each way a message can be wrong.
-    assert!(sizes.len() <= 220, "{} files; minimise with `cargo fuzz cmin`", sizes.len());
+    assert!(sizes.len() <= 260, "{} files; minimise with `cargo fuzz cmin`", sizes.len());
     let bytes: usize = sizes.iter().sum();
     assert!(bytes <= 300 << 10, "{bytes} bytes; minimise with `cargo fuzz cmin`");
 }

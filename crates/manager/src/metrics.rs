@@ -126,6 +126,11 @@ impl Scrape {
         page.gauge("tier_write_queue_pending", "Pages being written", tier.write_queue_pending as u64)?;
         page.gauge("tier_read_queue_pending", "Pages being read", tier.read_queue_pending as u64)?;
         page.counter("tier_write_pages", "Pages written", counters.written_pages)?;
+        page.counter(
+            "tier_found_pages",
+            "Pages found that an earlier run had written",
+            counters.found_pages,
+        )?;
         page.counter("tier_write_drops", "Pages not written", counters.dropped_writes)?;
         page.counter("tier_read_pages", "Pages read", counters.read_pages)?;
         page.counter(

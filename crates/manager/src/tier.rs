@@ -6,7 +6,7 @@ mod store;
 
 use crate::waker::Waker;
 use device::Device;
-use orbitkv_core::{ExtentId, PageKey, SlotRef, Ticket};
+use orbitkv_core::{ExtentId, NamespaceDigest, SlotRef, StoredName, StoredShard, Ticket};
 use orbitkv_shm::Segment;
 use std::io;
 use std::sync::Arc;
@@ -36,8 +36,20 @@ pub(crate) struct Place {
 /// What takes the device's time. As many wait as the core allows: it bounds writes, and reads own their bytes.
 #[derive(Debug)]
 pub(crate) enum Job {
-    Write { slot: SlotRef, key: PageKey, from: Place },
-    Read { slot: SlotRef, extent: ExtentId, crc: u64, ticket: Ticket, urgent: bool, into: Place },
+    Write {
+        slot: SlotRef,
+        shard: StoredShard,
+        from: Place,
+    },
+    Read {
+        slot: SlotRef,
+        extent: ExtentId,
+        name: StoredName,
+        crc: u64,
+        ticket: Ticket,
+        urgent: bool,
+        into: Place,
+    },
 }
 
 /// What the core wants.
@@ -46,6 +58,7 @@ pub(crate) enum Order {
     Do(Job),
     Hasten { ticket: Ticket },
     Erase { extent: ExtentId },
+    Forget { namespace: NamespaceDigest },
 }
 
 /// What has been done.
@@ -53,7 +66,8 @@ pub(crate) enum Order {
 pub(crate) enum Done {
     Written { slot: SlotRef, extent: Option<ExtentId> },
     Read { slot: SlotRef, good: bool },
-    Lost { key: PageKey, extent: ExtentId },
+    Lost { name: StoredName, extent: ExtentId },
+    FoundAll,
 }
 
 /// The core thread's end of it.

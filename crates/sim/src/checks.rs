@@ -29,6 +29,7 @@ impl World {
         let idle = |client: &crate::engine::Client| client.desk.iter().all(|desk| desk.asks.is_empty());
         up && self.copies.is_empty()
             && self.disk.idle()
+            && !self.core.is_finding()
             && self.clients.iter().all(|client| !self.processes[client.process].alive || idle(client))
             && self.core.operations().next().is_none()
             && self.core.saves() == 0

@@ -4,13 +4,13 @@ use crate::content::{STRIPES, Words, checksum};
 use crate::failure::{Checked, Checker, ensure};
 use crate::heap::Happening;
 use crate::world::World;
-use orbitkv_core::{Event, ExtentId, PageKey, SlotRef, SlotState};
+use orbitkv_core::{Event, ExtentId, PageKey, SlotRef, SlotState, StoredName};
 use std::collections::BTreeMap;
 
 /// What a write or a read has to do.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
-    key: PageKey,
+    name: StoredName,
     extent: ExtentId,
     crc: u64,
 }
@@ -18,7 +18,7 @@ pub(crate) struct Job {
 /// One shard of a page on the disk.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
-    key: PageKey,
+    name: StoredName,
     words: Words,
 }
 
@@ -40,6 +40,25 @@ impl Disk {
         self.extents.len()
     }
 
+    /// Something is there since before the beginning.
+    pub(crate) fn leave(&mut self, name: StoredName, words: Words) -> ExtentId {
+        self.next += 1;
+        self.extents.insert(ExtentId(self.next), Extent { name, words });
+        ExtentId(self.next)
+    }
+
+    pub(crate) fn has(&self, extent: ExtentId) -> bool {
+        self.extents.contains_key(&extent)
+    }
+
+    /// Another place for the same words. Reads that were submitted still get them.
+    fn relocate(&mut self, from: ExtentId) -> Option<ExtentId> {
+        let Extent { name, words } = self.extents.remove(&from)?;
+        let to = self.leave(name, words);
+        self.reads.values_mut().filter(|job| job.extent == from).for_each(|job| job.extent = to);
+        Some(to)
+    }
+
     pub(crate) fn erase(&mut self, extent: ExtentId) {
         self.extents.remove(&extent);
     }
@@ -47,20 +66,17 @@ impl Disk {
 
 impl World {
     /// The core wants a slot written.
-    pub(crate) fn begin_write(&mut self, slot: SlotRef, key: PageKey, crc: u64) {
+    pub(crate) fn begin_write(&mut self, slot: SlotRef, name: StoredName, crc: u64) {
         self.disk.next += 1;
         let extent = ExtentId(self.disk.next);
-        self.disk.writes.insert(slot, Job { key, extent, crc });
+        self.disk.writes.insert(slot, Job { name, extent, crc });
         let at = self.now_us + self.rng.range(1, self.plan.disk_us);
         self.heap.push(at, Happening::Written { slot });
     }
 
     /// The core wants a slot filled.
-    pub(crate) fn begin_read(&mut self, slot: SlotRef, extent: ExtentId, crc: u64) {
-        let key = self.core.slot(slot).and_then(|seen| seen.key);
-        if let Some(key) = key {
-            self.disk.reads.insert(slot, Job { key, extent, crc });
-        }
+    pub(crate) fn begin_read(&mut self, slot: SlotRef, name: StoredName, extent: ExtentId, crc: u64) {
+        self.disk.reads.insert(slot, Job { name, extent, crc });
         let at = self.now_us + self.rng.range(1, self.plan.disk_us);
         self.heap.push(at, Happening::ReadEnds { slot });
     }
@@ -76,7 +92,7 @@ impl World {
         let words = self.memory.read(slot).copied().unwrap_or_default();
         let works = !self.rng.chance(self.plan.faults.disk);
         if works {
-            self.disk.extents.insert(job.extent, Extent { key: job.key, words });
+            self.disk.extents.insert(job.extent, Extent { name: job.name, words });
         }
         self.feed(Event::Written { slot, extent: works.then_some(job.extent) })
     }
@@ -87,7 +103,8 @@ impl World {
             return Ok(());
         };
         let seen = self.core.slot(slot);
-        let held = seen.is_some_and(|s| s.state == SlotState::Reading && s.key == Some(job.key));
+        let named = |key: PageKey| (key.group, key.hash) == (job.name.group, job.name.hash);
+        let held = seen.is_some_and(|s| s.state == SlotState::Reading && s.key.is_some_and(named));
         ensure(held, Checker::Custody, || format!("a read wrote into {slot:?}, which is {seen:?}"))?;
         let words = self.disk.extents.get(&job.extent).map_or([0; STRIPES], |extent| extent.words);
         let torn = self.rng.chance(self.plan.faults.disk);
@@ -105,12 +122,25 @@ impl World {
             return Ok(());
         }
         let nth = self.rng.index(self.disk.extents.len());
-        let Some((&extent, &Extent { key, .. })) = self.disk.extents.iter().nth(nth) else {
+        let Some((&extent, &Extent { name, .. })) = self.disk.extents.iter().nth(nth) else {
             return Ok(());
         };
-        if self.rng.chance(50) {
-            self.disk.erase(extent);
-            return self.feed(Event::ExtentLost { key, extent });
+        match self.rng.below(8) {
+            0..=2 => {
+                self.disk.erase(extent);
+                return self.feed(Event::ExtentLost { name, extent });
+            }
+            3 => {
+                let Some(to) = self.disk.relocate(extent) else {
+                    return Ok(());
+                };
+                return self.feed(Event::ExtentMoved { name, from: extent, to });
+            }
+            4 => {
+                let (reads, writes) = (self.rng.chance(60), self.rng.chance(40));
+                return self.feed(Event::TierState { reads, writes });
+            }
+            _ => {}
         }
         if let Some(stored) = self.disk.extents.get_mut(&extent) {
             stored.words[0] ^= 1;

@@ -84,16 +84,17 @@ impl World {
                 let message = ToClient::Segment { segment: segment.0, slot_bytes: 0, bytes: STRIPES as u64 };
                 self.send_to(session, (0, 0), &message)
             }
-            Effect::Write { slot, key, crc, .. } => {
-                self.begin_write(slot, key, crc);
+            Effect::Write { slot, shard } => {
+                self.begin_write(slot, shard.name, shard.crc);
                 Ok(())
             }
-            Effect::Read { slot, extent, crc, .. } => {
-                self.begin_read(slot, extent, crc);
+            Effect::Read { slot, extent, name, crc, .. } => {
+                self.begin_read(slot, name, extent, crc);
                 Ok(())
             }
             // Here a read takes as long as chance says.
-            Effect::Hasten { .. } => Ok(()),
+            // Of a forgotten namespace the core has all that is found erased, and refuses the rest.
+            Effect::Hasten { .. } | Effect::ForgetNamespace { .. } => Ok(()),
             Effect::Erase { extent } => {
                 self.disk.erase(extent);
                 Ok(())

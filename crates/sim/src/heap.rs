@@ -37,6 +37,8 @@ pub(crate) enum Happening {
     Written { slot: SlotRef },
     /// A read from the slower tier ends.
     ReadEnds { slot: SlotRef },
+    /// The slower tier tells of something that an earlier run has left.
+    Finding,
     /// A segment is populated, or cannot be.
     Grown { segment: u32, works: bool },
 }
@@ -59,6 +61,7 @@ impl Happening {
             Self::Beat { copy } => 12 + 16 * copy,
             Self::Written { slot } => 14 + 16 * u64::from(slot.index),
             Self::ReadEnds { slot } => 15 + 16 * u64::from(slot.index),
+            Self::Finding => 16,
             Self::Grown { segment, .. } => 13 + 16 * u64::from(*segment),
         }
     }

@@ -10,6 +10,7 @@ mod client;
 mod content;
 mod copies;
 mod disk;
+mod earlier;
 mod effects;
 mod engine;
 mod exam;

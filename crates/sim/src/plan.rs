@@ -206,13 +206,16 @@ fn config(
     classes: u64,
 ) -> Config {
     let segment_bytes = slot_max * rng.range(2, 8);
-    let spare = if rng.chance(60) { rng.below(3) } else { rng.range(2, 10) };
+    let spare = if rng.chance(45) { rng.below(3) } else { rng.range(2, 12) };
     let pool_bytes = segment_bytes * (classes + spare);
     let shapes = engines.iter().flat_map(|e| &e.groups);
     let page_max = shapes.map(|g| slot_bytes(g.page_bytes) * u64::from(g.shard_count)).max();
     // One page must always fit, or nothing could ever be restored.
     let least = page_max.unwrap_or(slot_max);
-    let query_budget_bytes = rng.range(least, pool_bytes.max(least)).min(pool_bytes);
+    // With the whole pool to give away there is often room to read ahead.
+    let whole = rng.chance(40);
+    let query_budget_bytes =
+        if whole { pool_bytes } else { rng.range(least, pool_bytes.max(least)).min(pool_bytes) };
     let own = if rng.chance(50) { query_budget_bytes } else { rng.range(least, query_budget_bytes) };
     Config {
         segment_bytes,
@@ -222,7 +225,7 @@ fn config(
         operations: usize::try_from(rng.range(4, 48)).unwrap_or(4),
         sessions: 64,
         hashes_per_request: 64,
-        speculative_percent: if rng.chance(60) { 25 } else { rng.range(0, 100) },
+        speculative_percent: if rng.chance(40) { 25 } else { rng.range(10, 100) },
         preparations_per_session: usize::try_from(rng.range(1, 4)).unwrap_or(1),
         warm_ups_per_session: usize::try_from(rng.range(1, 6)).unwrap_or(1),
         speculations: usize::try_from(rng.range(1, 12)).unwrap_or(1),
@@ -260,7 +263,7 @@ impl Faults {
             jump: some(rng, 2),
             forget: some(rng, 6),
             abort: some(rng, 25),
-            abuse: some(rng, 20),
+            abuse: some(rng, 40),
             early_tickets: rng.chance(35),
         }
     }

@@ -109,11 +109,35 @@ impl World {
 
     /// The request that pages were prepared for has come.
     fn claim(&mut self, client: usize, operation: u64) {
+        if self.plan.faults.abuse > 0 && self.rng.chance(30) {
+            self.claim_other(client, operation);
+        }
         if let Some(ask) = self.ask_mut(client, operation) {
             ask.rule.mode = QueryMode::Demand;
             ask.state = AskState::Asked;
         }
         self.send_ask(client, operation);
+    }
+
+    /// A claim of other pages than were prepared.
+    fn claim_other(&mut self, client: usize, operation: u64) {
+        let other = self.prefix();
+        let Some(ask) = self.ask_mut(client, operation) else {
+            return;
+        };
+        // A recovery that was refused is not there to be claimed.
+        let known = ask.recovery.is_none() || ask.state != AskState::Asked;
+        if other == ask.hashes || !known {
+            return;
+        }
+        let mut request = ask.clone();
+        request.rule.mode = QueryMode::Demand;
+        match &mut request.recovery {
+            Some((_, end_tokens)) => *end_tokens += 32,
+            None => request.hashes = other,
+        }
+        ask.abuses += 1;
+        self.send_request(client, operation, &request);
     }
 
     /// Says of some preparations, or of all, that they are still wanted.
@@ -251,9 +275,10 @@ impl World {
     fn abuse(&mut self, client: usize) {
         let kind = self.rng.below(8);
         // Few are read ahead at a time, and their claims have rules of their own.
-        let ahead = self.rng.chance(30);
-        let chosen = |ask: &Ask| !ahead || (!ask.save && ask.rule.mode == QueryMode::Prepare);
-        let Some(operation) = self.one(client, chosen) else {
+        let ahead = self.one(client, |ask| !ask.save && ask.rule.mode == QueryMode::Prepare);
+        let any = self.one(client, |_| true);
+        let ahead = ahead.filter(|_| self.rng.chance(40));
+        let Some(operation) = ahead.or(any) else {
             return;
         };
         let other = self.prefix();

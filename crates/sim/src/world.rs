@@ -11,7 +11,7 @@ use crate::plan::Plan;
 use crate::rng::{Rng, mix};
 use crate::transport::Link;
 use crate::universe::Universe;
-use orbitkv_core::{Core, Mark, Plant, SlotRef};
+use orbitkv_core::{Core, Event, FoundShard, Mark, Plant, SlotRef};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What to run.
@@ -76,6 +76,8 @@ pub(crate) struct World {
     pub(crate) model: Model,
     pub(crate) memory: Memory,
     pub(crate) disk: Disk,
+    /// What an earlier run has left and nobody has told of; the next one last.
+    pub(crate) findings: Vec<FoundShard>,
     /// Slots in which a bit has rotted.
     pub(crate) rotten: BTreeSet<SlotRef>,
     pub(crate) engines: Vec<Engine>,
@@ -119,6 +121,7 @@ impl World {
             stage: Stage::Faulty,
             memory: Memory::default(),
             disk: Disk::default(),
+            findings: Vec::new(),
             rotten: BTreeSet::new(),
             engines: Vec::new(),
             processes: Vec::new(),
@@ -145,6 +148,7 @@ impl World {
             let at = world.now_us + world.rng.below(50_000);
             world.heap.push(at, Happening::StartEngine { engine });
         }
+        world.lay_out_the_past();
         Ok(world)
     }
 
@@ -212,6 +216,7 @@ impl World {
             Happening::Beat { copy } => self.beat(copy),
             Happening::Written { slot } => self.write_ends(slot),
             Happening::ReadEnds { slot } => self.read_ends(slot),
+            Happening::Finding => self.find_one(),
             Happening::Grown { segment, works } => self.grown(segment, works),
         }
     }
@@ -222,6 +227,9 @@ impl World {
             Stage::Faulty if self.events >= options.events => {
                 self.note(|| "faults stop".into());
                 self.plan.faults.cease();
+                if self.plan.config.tier {
+                    self.feed(Event::TierState { reads: true, writes: true })?;
+                }
                 self.stage = Stage::Settling { until_us: self.now_us + SETTLE_US };
                 Ok(())
             }

@@ -72,7 +72,9 @@ impl Core {
 
     /// Whether a page is in memory, or could be read.
     pub(super) fn obtainable(&self, key: &PageKey) -> bool {
-        self.stored.contains(key) || self.index.reading.contains_key(key) || self.index.sealed(key).is_some()
+        (self.tier_reads && self.stored.contains(key))
+            || self.index.reading.contains_key(key)
+            || self.index.sealed(key).is_some()
     }
 
     /// Whether a strict demand would not get all it asks for.

@@ -3,6 +3,7 @@
 mod admission;
 mod audit;
 mod eviction;
+mod found;
 mod leases;
 mod memory;
 mod pages;
@@ -49,6 +50,8 @@ pub struct Core {
     clients: BTreeMap<ClientId, SessionId>,
     instances: BTreeMap<InstanceId, Instance>,
     namespaces: BTreeMap<NamespaceDigest, NamespaceId>,
+    /// The same, the other way round.
+    digests: BTreeMap<NamespaceId, NamespaceDigest>,
     next_namespace: u32,
     /// Boxed: an operation is large, and moving it about in the tree costs more than one more allocation.
     operations: BTreeMap<Ticket, Box<Operation>>,
@@ -71,6 +74,11 @@ pub struct Core {
     policy: LeafLru,
     /// The index of the slower tier.
     stored: Stored,
+    /// What an earlier run left there, until all of it is found.
+    finding: Option<found::Finding>,
+    /// Whether it can be read, and written.
+    tier_reads: bool,
+    tier_writes: bool,
     /// Pages being written to it.
     writes: HashMap<PageId, WriteBehind>,
     /// Pages being read from it.
@@ -98,12 +106,12 @@ impl Core {
         config.check()?;
         Ok(Self {
             ledger: Ledger::new(config.query_budget_bytes),
-            config,
             now: Micros::default(),
             sessions: BTreeMap::new(),
             clients: BTreeMap::new(),
             instances: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            digests: BTreeMap::new(),
             next_namespace: 0,
             operations: BTreeMap::new(),
             saves: BTreeMap::new(),
@@ -117,6 +125,9 @@ impl Core {
             slots: Slots::default(),
             policy: LeafLru::default(),
             stored: Stored::default(),
+            finding: config.tier.then(found::Finding::default),
+            tier_reads: true,
+            tier_writes: true,
             writes: HashMap::new(),
             reads: HashMap::new(),
             starved: BTreeSet::new(),
@@ -126,6 +137,7 @@ impl Core {
             wake: false,
             counters: Counters::default(),
             marks: Marks::default(),
+            config,
         })
     }
 
@@ -157,7 +169,11 @@ impl Core {
             Event::SegmentFailed { segment } => self.segment_failed(segment, effects),
             Event::Written { slot, extent } => self.written(slot, extent, effects),
             Event::ReadDone { slot, good } => self.read_done(slot, good, effects),
-            Event::ExtentLost { key, extent } => self.extent_lost(&key, extent, effects),
+            Event::ExtentLost { .. }
+            | Event::ExtentMoved { .. }
+            | Event::Found(_)
+            | Event::FoundAll
+            | Event::TierState { .. } => self.tier_told(event, effects),
             Event::Tick => None,
             Event::Query { session, operation, revision, .. }
             | Event::Recover { session, operation, revision, .. }

@@ -270,6 +270,7 @@ impl Core {
             let key = PageKey { namespace, group, hash };
             let resident = [self.index.sealed(&key), self.index.reading.get(&key).copied()];
             let mut known = self.unstore(&key, effects);
+            self.forget_unfound(&key, effects);
             for id in resident.into_iter().flatten() {
                 known = true;
                 self.condemn(id);
@@ -287,6 +288,7 @@ impl Core {
         if !self.planted(Plant::KeepStored) {
             let stored = self.stored.remove_namespace(namespace);
             self.erase(stored, effects);
+            self.forget_namespace(namespace, effects);
         }
         Ok(())
     }

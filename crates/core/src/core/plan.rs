@@ -174,7 +174,7 @@ impl Core {
             self.hasten(ticket, page, effects);
             return Step::Reading { bytes };
         }
-        let Some(stored) = self.stored.get(&key).cloned() else {
+        let Some(stored) = self.stored.get(&key).filter(|_| self.tier_reads).cloned() else {
             return Step::End;
         };
         for shard in 0..shape.shards {

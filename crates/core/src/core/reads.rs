@@ -8,7 +8,7 @@ use crate::ledger::Side;
 use crate::loading::Reading;
 use crate::slots::{Class, SlotState};
 use crate::stored::StoredPage;
-use crate::{Effect, Mark, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, Ticket};
+use crate::{Effect, Mark, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, StoredName, Ticket};
 
 impl Core {
     pub(super) fn join_read(&mut self, ticket: Ticket, at: usize, page: PageId) {
@@ -41,6 +41,7 @@ impl Core {
         stored: &StoredPage,
         effects: &mut Vec<Effect>,
     ) -> Option<PageId> {
+        let namespace = *self.digests.get(&key.namespace)?;
         // Evicting for one shard may have used the room of another.
         let class = |shard| Class { namespace: key.namespace, shard, slot_bytes: shape.slot_bytes };
         let shards = (0..shape.shards).map(ShardId);
@@ -71,7 +72,8 @@ impl Core {
                 page.parts.push(Some(PagePart { slot, crc: part.crc }));
             }
             let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes, part.crc);
-            effects.push(Effect::Read { slot, extent, payload_bytes, crc, ticket, urgent: !ahead });
+            let name = StoredName { namespace, group: key.group, hash: key.hash, shard };
+            effects.push(Effect::Read { slot, extent, name, payload_bytes, crc, ticket, urgent: !ahead });
         }
         self.index.reading.insert(key, id);
         if let Some(parent) = self.index.pages.get(id).and_then(Page::parent) {

@@ -130,13 +130,14 @@ impl Core {
         spec.instance
     }
 
-    fn intern(&mut self, digest: NamespaceDigest) -> NamespaceId {
+    pub(super) fn intern(&mut self, digest: NamespaceDigest) -> NamespaceId {
         if let Some(id) = self.namespaces.get(&digest) {
             return *id;
         }
         let id = NamespaceId(self.next_namespace);
         self.next_namespace += 1;
         self.namespaces.insert(digest, id);
+        self.digests.insert(id, digest);
         id
     }
 
@@ -296,9 +297,10 @@ impl Core {
     pub(super) fn retire_namespace(&mut self, namespace: NamespaceId) {
         let in_use = self.instances.values().any(|i| i.namespace == namespace)
             || self.stored.has(namespace)
+            || self.finding.as_ref().is_some_and(|finding| finding.has(namespace))
             || self.slots.segments.values().any(|s| s.class.namespace == namespace);
-        if !in_use {
-            self.namespaces.retain(|_, id| *id != namespace);
+        if !in_use && let Some(digest) = self.digests.remove(&namespace) {
+            self.namespaces.remove(&digest);
         }
     }
 }

@@ -3,12 +3,14 @@
 use super::{Core, Outcome};
 use crate::index::{PageId, PageState};
 use crate::stored::{StoredPage, StoredPart, StoredParts};
-use crate::{Effect, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef};
+use crate::{
+    Effect, Event, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef, StoredName, StoredShard,
+};
 
 /// A page that is being written, shard by shard.
 #[derive(Clone, Debug)]
 pub(super) struct WriteBehind {
-    extents: Vec<Option<ExtentId>>,
+    pub(super) extents: Vec<Option<ExtentId>>,
     pending: usize,
 }
 
@@ -22,7 +24,10 @@ impl Core {
         if !self.config.tier || key.group == GroupId::PROBE || self.stored.contains(&key) {
             return;
         }
-        if self.writes.len() >= self.config.tier_writes {
+        let Some(&namespace) = self.digests.get(&key.namespace) else {
+            return;
+        };
+        if self.writes.len() >= self.config.tier_writes || !self.tier_writes {
             self.mark(Mark::WriteDropped);
             self.counters.dropped_writes += 1;
             return;
@@ -32,14 +37,21 @@ impl Core {
             return;
         };
         page.writing = true;
+        let shards = page.parts.len();
         for (shard, part) in (0..).map(ShardId).zip(page.parts.iter().flatten()) {
             if let Some(slot) = self.slots.get_mut(part.slot) {
                 slot.writing = true;
             }
-            let (slot, payload_bytes, crc) = (part.slot, page.payload_bytes, part.crc);
-            effects.push(Effect::Write { slot, key, shard, payload_bytes, crc });
+            let shard = StoredShard {
+                name: StoredName { namespace, group: key.group, hash: key.hash, shard },
+                shards: u16::try_from(shards).unwrap_or(u16::MAX),
+                parent: page.parent_hash,
+                depth: page.depth,
+                payload_bytes: page.payload_bytes,
+                crc: part.crc,
+            };
+            effects.push(Effect::Write { slot: part.slot, shard });
         }
-        let shards = page.parts.len();
         self.writes.insert(id, WriteBehind { extents: vec![None; shards], pending: shards });
     }
 
@@ -109,16 +121,41 @@ impl Core {
         effects.extend(parts.map(|part| Effect::Erase { extent: part.extent }));
     }
 
+    /// What the tier says of itself and of what it holds.
+    pub(super) fn tier_told(&mut self, event: Event<'_>, effects: &mut Vec<Effect>) -> Option<Outcome> {
+        match event {
+            Event::Found(found) => self.found(found, effects),
+            Event::FoundAll => self.found_all(effects),
+            Event::ExtentLost { name, extent } => {
+                let key = self.key_of(&name)?;
+                self.extent_lost(&key, extent, effects)
+            }
+            Event::ExtentMoved { name, from, to } => {
+                match self.key_of(&name) {
+                    Some(key) => self.extent_moved(&key, from, to, effects),
+                    None => effects.push(Effect::Erase { extent: to }),
+                }
+                None
+            }
+            Event::TierState { reads, writes } => {
+                if !(reads && writes) {
+                    self.mark(Mark::TierImpaired);
+                }
+                (self.tier_reads, self.tier_writes) = (reads, writes);
+                None
+            }
+            _ => None,
+        }
+    }
+
     /// The tier dropped a shard by itself: what is left of the page is of no use.
-    pub(super) fn extent_lost(
-        &mut self,
-        key: &PageKey,
-        extent: ExtentId,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Outcome> {
+    fn extent_lost(&mut self, key: &PageKey, extent: ExtentId, effects: &mut Vec<Effect>) -> Option<Outcome> {
         let written = self.index.sealed(key).and_then(|id| self.writes.get_mut(&id));
         for lost in written.into_iter().flat_map(|write| &mut write.extents).filter(|e| **e == Some(extent)) {
             *lost = None;
+        }
+        if let Some(finding) = self.finding.as_mut() {
+            finding.lost(key, extent);
         }
         let page = self.stored.get(key)?;
         if page.parts.iter().any(|part| part.extent == extent) {

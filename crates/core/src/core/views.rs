@@ -99,10 +99,16 @@ impl Core {
         self.stored.len()
     }
 
-    /// Whether a page is in the slower tier.
+    /// Whether the page of a shard is in the slower tier.
     #[must_use]
-    pub fn is_stored(&self, key: &PageKey) -> bool {
-        self.stored.contains(key)
+    pub fn is_stored(&self, name: &crate::StoredName) -> bool {
+        self.key_of(name).is_some_and(|key| self.stored.contains(&key))
+    }
+
+    /// Whether more may be found there that an earlier run has left.
+    #[must_use]
+    pub fn is_finding(&self) -> bool {
+        self.finding.is_some()
     }
 
     /// Pages being written to the slower tier, and pages being read from it.

@@ -71,8 +71,18 @@ fn story(limits: [u8; 2], parts: &[&[u8]]) -> Vec<u8> {
 }
 
 pub(crate) fn files() -> Files {
-    [budget(), writes(), reads(), ends_of_reads(), preparations(), warm_ups(), shards(), recoveries()]
-        .concat()
+    [
+        budget(),
+        writes(),
+        reads(),
+        ends_of_reads(),
+        preparations(),
+        warm_ups(),
+        shards(),
+        recoveries(),
+        findings(),
+    ]
+    .concat()
 }
 
 /// Both groups of a client, for a boundary of two pages.
@@ -98,6 +108,30 @@ fn recoveries() -> Files {
         ),
         ("recovery_claimed_as_prefix", story(PIECES, &[SOLO, &save_both(), &ahead, &[4, 0xf0, 2, 0]])),
         ("saved_unchained", story(PIECES, &[SOLO, &[18, 0, 7, 0, 0x12, 5]])),
+    ]
+}
+
+/// The tier tells of what an earlier run left: pages of one shard, of two, and of another namespace.
+fn findings() -> Files {
+    let found = |choice: u8| [251, 0, choice];
+    let (all, impaired, whole) = ([251, 3, 0], [251, 2, 0], [251, 2, 3]);
+    vec![
+        ("found_and_read", story(ROOMY, &[SOLO, &found(0), &all, &ask(0, 1, 0), READ, RESTORE, COPY_DONE])),
+        ("found_again", story(ROOMY, &[SOLO, &found(0), &found(0), &all])),
+        ("found_after_a_reset", story(ROOMY, &[SOLO, &found(0), RESET, &found(1), &all])),
+        ("found_after_it_was_forgotten", story(ROOMY, &[SOLO, FORGET_FIRST, &found(0), &found(1), &all])),
+        ("found_late", story(ROOMY, &[SOLO, &all, &found(0)])),
+        ("found_partly", story(ROOMY, &[PAIR, &found(0xc0), &found(0xc1), &found(0xd1), &all])),
+        ("found_a_shard_that_cannot_be", story(ROOMY, &[SOLO, &found(0x10), &all])),
+        ("moved", story(ROOMY, &[SOLO, &store(2), &[251, 1, 0], &ask(0, 2, 0), READ, READ])),
+        ("moved_and_forgotten", story(ROOMY, &[SOLO, &store(1), FORGET_FIRST, &[251, 1, 0]])),
+        (
+            "impaired",
+            story(
+                ROOMY,
+                &[SOLO, &store(2), &impaired, &ask(0, 2, 0), &save(2, 1), &whole, &ask(0, 2, 0), READ, READ],
+            ),
+        ),
     ]
 }
 

@@ -1,15 +1,19 @@
 //! A slower tier without bytes: what is under way, and which extents there are.
 
+use super::cast::{GROUP, hash};
 use crate::bytes::Bytes;
-use orbitkv_core::{Effect, Event, ExtentId, PageKey, SegmentId, SlotRef};
+use orbitkv_core::{
+    Effect, Event, ExtentId, FoundShard, NamespaceDigest, SegmentId, ShardId, SlotRef, StoredName,
+    StoredShard,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Default)]
 pub(super) struct Tier {
     /// Begun and not ended, the oldest first.
-    writes: Vec<(SlotRef, PageKey)>,
+    writes: Vec<(SlotRef, StoredName)>,
     reads: Vec<SlotRef>,
-    extents: BTreeMap<ExtentId, PageKey>,
+    extents: BTreeMap<ExtentId, StoredName>,
     /// Dropped by the tier itself; the core may not have heard of it when it gives them up.
     lost: BTreeSet<ExtentId>,
     last_extent: u64,
@@ -19,13 +23,13 @@ impl Tier {
     /// Does what the core wants, and checks that it may want it.
     pub(super) fn carry_out(&mut self, effect: &Effect) {
         match *effect {
-            Effect::Write { slot, key, .. } => {
+            Effect::Write { slot, shard } => {
                 assert!(!self.uses(slot), "{slot:?} is written twice at once");
-                self.writes.push((slot, key));
+                self.writes.push((slot, shard.name));
             }
-            Effect::Read { slot, extent, .. } => {
+            Effect::Read { slot, extent, name, .. } => {
                 assert!(!self.uses(slot), "a read fills {slot:?}, which is in use");
-                assert!(self.extents.contains_key(&extent), "{extent:?} is read, and is not there");
+                assert_eq!(self.extents.get(&extent), Some(&name), "{extent:?} is read, and is not there");
                 self.reads.push(slot);
             }
             Effect::Erase { extent } => {
@@ -55,11 +59,11 @@ impl Tier {
 
     /// A write ends. Low bits: which, counted from the oldest; bit 7: it failed.
     pub(super) fn end_write(&mut self, choice: u8) -> Option<Event<'static>> {
-        let (slot, key) = take(&mut self.writes, choice)?;
+        let (slot, name) = take(&mut self.writes, choice)?;
         let works = choice & 128 == 0;
         if works {
             self.last_extent += 1;
-            self.extents.insert(ExtentId(self.last_extent), key);
+            self.extents.insert(ExtentId(self.last_extent), name);
         }
         Some(Event::Written { slot, extent: works.then_some(ExtentId(self.last_extent)) })
     }
@@ -73,10 +77,10 @@ impl Tier {
     /// The tier drops an extent by itself.
     pub(super) fn lose(&mut self, choice: u8) -> Option<Event<'static>> {
         let nth = usize::from(choice) % self.extents.len().max(1);
-        let (&extent, &key) = self.extents.iter().nth(nth)?;
+        let (&extent, &name) = self.extents.iter().nth(nth)?;
         self.extents.remove(&extent);
         self.lost.insert(extent);
-        Some(Event::ExtentLost { key, extent })
+        Some(Event::ExtentLost { name, extent })
     }
 
     /// The end of something that is not under way: a slot named by nobody, or long ended.
@@ -90,11 +94,35 @@ impl Tier {
         (!self.uses(slot)).then_some(event)
     }
 
-    /// Pages that have an extent, each with the number of them.
-    pub(super) fn pages(&self) -> BTreeMap<PageKey, usize> {
-        let mut pages = BTreeMap::new();
-        self.extents.values().for_each(|key| *pages.entry(*key).or_default() += 1);
-        pages
+    /// Pages that have an extent, each by the name of its first shard.
+    pub(super) fn pages(&self) -> BTreeSet<StoredName> {
+        self.extents.values().map(|name| StoredName { shard: ShardId(0), ..*name }).collect()
+    }
+
+    /// A shard that an earlier run has left. Bits of `choice`: 0 to 3 the page, 4 and 5 the shard, 6 whether the
+    /// page has two shards or one, 7 the namespace.
+    pub(super) fn find(&mut self, choice: u8) -> FoundShard {
+        let (shard, shards) = (ShardId(u16::from(choice >> 4 & 3)), 1 + u16::from(choice >> 6 & 1));
+        let namespace = NamespaceDigest([if choice & 128 == 0 { 0 } else { 4 }; 32]);
+        let name = StoredName { namespace, group: GROUP, hash: hash(choice & 15), shard };
+        self.last_extent += 1;
+        let extent = ExtentId(self.last_extent);
+        self.extents.insert(extent, name);
+        let (parent, depth) = ((choice & 15).checked_sub(1).map(hash), u32::from(choice & 15));
+        let shard = StoredShard { name, shards, parent, depth, payload_bytes: 4096, crc: 42 };
+        FoundShard { shard, extent }
+    }
+
+    /// The tier moves an extent.
+    pub(super) fn relocate(&mut self, choice: u8) -> Option<Event<'static>> {
+        let nth = usize::from(choice) % self.extents.len().max(1);
+        let (&from, &name) = self.extents.iter().nth(nth)?;
+        self.extents.remove(&from);
+        self.lost.insert(from);
+        self.last_extent += 1;
+        let to = ExtentId(self.last_extent);
+        self.extents.insert(to, name);
+        Some(Event::ExtentMoved { name, from, to })
     }
 }
 

@@ -181,6 +181,7 @@ impl World {
         while let Some(ended) = self.tier.end_read(0).or_else(|| self.tier.end_write(0)) {
             self.step(ended);
         }
+        self.step(Event::FoundAll);
         let core = &self.core;
         assert_eq!(core.tier_inflight(), (0, 0), "the core waits for the tier");
         assert_eq!(core.sessions(), 0, "sessions are left");
@@ -188,7 +189,10 @@ impl World {
         let owned = (core.ledger().reserved_bytes(), core.filling_bytes(), core.quarantined_bytes());
         assert_eq!(owned, (0, 0, 0), "reserved, filling and quarantined bytes are left");
         let pages = self.tier.pages();
-        assert!(pages.keys().all(|key| core.is_stored(key)), "extents are left of pages that are not stored");
+        assert!(
+            pages.iter().all(|name| core.is_stored(name)),
+            "extents are left of pages that are not stored"
+        );
         assert_eq!(pages.len(), core.stored_pages(), "stored pages have no extents");
         self.step(Event::DropUnleased);
         assert_eq!(self.core.used_bytes(), 0, "slots are in use without an owner");

@@ -80,16 +80,17 @@ impl Server {
                 }
             }
             Effect::ShareSegment { segment, session } => self.share(segment, session),
-            Effect::Write { slot, key, payload_bytes, .. } => {
-                let job = self.place(slot, payload_bytes).map(|from| Job::Write { slot, key, from });
+            Effect::Write { slot, shard } => {
+                let job = self.place(slot, shard.payload_bytes).map(|from| Job::Write { slot, shard, from });
                 self.submit(job.map(Order::Do));
             }
-            Effect::Read { slot, extent, payload_bytes, crc, ticket, urgent } => {
+            Effect::Read { slot, extent, name, payload_bytes, crc, ticket, urgent } => {
                 let place = self.place(slot, payload_bytes);
-                let job = place.map(|into| Job::Read { slot, extent, crc, ticket, urgent, into });
+                let job = place.map(|into| Job::Read { slot, extent, name, crc, ticket, urgent, into });
                 self.submit(job.map(Order::Do));
             }
             Effect::Hasten { ticket } => self.submit(Some(Order::Hasten { ticket })),
+            Effect::ForgetNamespace { namespace } => self.submit(Some(Order::Forget { namespace })),
             Effect::Erase { extent } => self.submit(Some(Order::Erase { extent })),
             Effect::DropSegment { segment } => {
                 for session in self.pool.release(segment.0) {
@@ -153,7 +154,8 @@ impl Server {
             match done {
                 Done::Written { slot, extent } => self.feed(Event::Written { slot, extent }),
                 Done::Read { slot, good } => self.feed(Event::ReadDone { slot, good }),
-                Done::Lost { key, extent } => self.feed(Event::ExtentLost { key, extent }),
+                Done::Lost { name, extent } => self.feed(Event::ExtentLost { name, extent }),
+                Done::FoundAll => self.feed(Event::FoundAll),
             };
         }
     }

@@ -54,6 +54,11 @@ impl Device {
 
     /// Serves until either end of the tier is gone.
     pub(super) fn serve(mut self, todo: &Receiver<Order>, done: &Sender<Done>, waker: &Waker) {
+        // Memory holds nothing of an earlier run.
+        if done.send(Done::FoundAll).is_err() {
+            return;
+        }
+        waker.wake();
         loop {
             // All that has come before any of it begins: who came first is one thing, who goes first another.
             loop {
@@ -94,6 +99,7 @@ impl Device {
             Order::Hasten { ticket } => self.waiting.hasten(ticket),
             // Metadata alone. A read of it that still waits fails; it was forgotten, so nobody wants it.
             Order::Erase { extent } => self.store.erase(extent),
+            Order::Forget { namespace } => self.store.forget(&namespace),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Done, Job, Place};
 use crc_fast::{CrcAlgorithm, checksum};
-use orbitkv_core::{ExtentId, PageKey};
+use orbitkv_core::{ExtentId, NamespaceDigest, StoredName};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Payloads by extent.
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct Store {
     capacity_bytes: u64,
     used_bytes: u64,
-    payloads: BTreeMap<ExtentId, (PageKey, Vec<u8>)>,
+    payloads: BTreeMap<ExtentId, (StoredName, Vec<u8>)>,
     /// Oldest first; erased ones too.
     order: VecDeque<ExtentId>,
     next: u64,
@@ -24,26 +24,26 @@ impl Store {
     /// Does a job whose time has come.
     pub(super) fn carry_out(&mut self, job: Job, mut tell: impl FnMut(Done)) {
         match job {
-            Job::Write { slot, key, from } => {
-                let extent = self.write(key, &from, &mut tell);
+            Job::Write { slot, shard, from } => {
+                let extent = self.write(shard.name, &from, &mut tell);
                 tell(Done::Written { slot, extent });
             }
-            Job::Read { slot, extent, crc, into, .. } => {
-                tell(Done::Read { slot, good: self.read(extent, crc, &into) });
+            Job::Read { slot, extent, name, crc, into, .. } => {
+                tell(Done::Read { slot, good: self.read(extent, &name, crc, &into) });
             }
         }
     }
 
     /// Makes room by dropping the oldest, and keeps a copy.
-    fn write(&mut self, key: PageKey, from: &Place, tell: &mut impl FnMut(Done)) -> Option<ExtentId> {
+    fn write(&mut self, name: StoredName, from: &Place, tell: &mut impl FnMut(Done)) -> Option<ExtentId> {
         let bytes = from.bytes as u64;
         if bytes > self.capacity_bytes {
             return None;
         }
         while self.used_bytes + bytes > self.capacity_bytes {
             let oldest = self.order.pop_front()?;
-            if let Some((key, _)) = self.payloads.get(&oldest) {
-                tell(Done::Lost { key: *key, extent: oldest });
+            if let Some((name, _)) = self.payloads.get(&oldest) {
+                tell(Done::Lost { name: *name, extent: oldest });
                 self.erase(oldest);
             }
         }
@@ -52,18 +52,26 @@ impl Store {
         self.next += 1;
         let extent = ExtentId(self.next);
         self.used_bytes += bytes;
-        self.payloads.insert(extent, (key, payload));
+        self.payloads.insert(extent, (name, payload));
         self.order.push_back(extent);
         Some(extent)
     }
 
-    fn read(&self, extent: ExtentId, crc: u64, into: &Place) -> bool {
-        let Some((_, payload)) = self.payloads.get(&extent) else {
+    fn read(&self, extent: ExtentId, name: &StoredName, crc: u64, into: &Place) -> bool {
+        let Some((stored, payload)) = self.payloads.get(&extent) else {
             return false;
         };
-        payload.len() == into.bytes
+        stored == name
+            && payload.len() == into.bytes
             && checksum(CrcAlgorithm::Crc64Nvme, payload) == crc
             && into.segment.write_at(into.offset, payload).is_ok()
+    }
+
+    /// Drops whatever is left of a namespace.
+    pub(super) fn forget(&mut self, namespace: &NamespaceDigest) {
+        let of_it = self.payloads.iter().filter(|(_, (name, _))| name.namespace == *namespace);
+        let extents: Vec<ExtentId> = of_it.map(|(extent, _)| *extent).collect();
+        extents.into_iter().for_each(|extent| self.erase(extent));
     }
 
     pub(super) fn erase(&mut self, extent: ExtentId) {

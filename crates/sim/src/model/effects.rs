@@ -31,11 +31,12 @@ impl Model {
                     other => return fail(Checker::Model, format!("{other:?} was answered with candidates")),
                 },
                 Effect::CloseSession { session } => self.replaced(*session, event)?,
-                Effect::Write { slot, shard, crc, .. } => self.write_begins(*slot, *shard, *crc)?,
+                Effect::Write { slot, shard } => self.write_begins(*slot, shard.name.shard, shard.crc)?,
                 Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
                 Effect::Refused { .. }
                 | Effect::Hasten { .. }
                 | Effect::Erase { .. }
+                | Effect::ForgetNamespace { .. }
                 | Effect::InstanceState { .. }
                 | Effect::Fence { .. }
                 | Effect::GrowSegment { .. }

@@ -115,6 +115,10 @@ impl Model {
             | Event::Written { .. }
             | Event::ReadDone { .. }
             | Event::ExtentLost { .. }
+            | Event::ExtentMoved { .. }
+            | Event::Found(_)
+            | Event::FoundAll
+            | Event::TierState { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
             | Event::Tick => Verdict::MustAccept,
@@ -241,6 +245,10 @@ impl Model {
             Event::Written { slot, extent } => self.written(slot, extent),
             Event::ReadDone { slot, good } => self.read_ended(slot, good),
             Event::ExtentLost { extent, .. } => self.extent_lost(extent),
+            Event::ExtentMoved { from, to, .. } => self.tier.moved(from, to),
+            Event::Found(found) => self.tier.found(found),
+            Event::FoundAll => self.tier.found_all(),
+            Event::TierState { reads, .. } => self.tier.set_readable(reads),
             Event::Candidates { .. }
             | Event::Attest { .. }
             | Event::SegmentReady { .. }
@@ -402,7 +410,7 @@ impl Model {
         for hash in hashes {
             if let Some(key) = self.key(session, group, *hash) {
                 self.complete.remove(&key);
-                self.tier.forget(|other| *other == key);
+                self.tier.forget_page(key);
             }
         }
     }

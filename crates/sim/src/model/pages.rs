@@ -145,7 +145,7 @@ impl Model {
             return;
         };
         self.complete.retain(|key, _| key.namespace != namespace);
-        self.tier.forget(|key| key.namespace == namespace);
+        self.tier.forget_namespace(namespace);
         for page in self.pages.values_mut().filter(|p| p.key.namespace == namespace) {
             page.condemned = true;
         }

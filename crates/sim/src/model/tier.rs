@@ -3,8 +3,8 @@
 use super::Model;
 use crate::content::Key;
 use crate::failure::{Checked, Checker, ensure, fail};
-use orbitkv_core::{ExtentId, NamespaceDigest, PagePart, ShardId, SlotRef};
-use std::collections::BTreeMap;
+use orbitkv_core::{ExtentId, FoundShard, NamespaceDigest, PagePart, ShardId, SlotRef, StoredName};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A page that is being written: its shards by slot.
 #[derive(Clone, Debug)]
@@ -30,6 +30,13 @@ struct Read {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tier {
     stored: BTreeMap<Key, Vec<(ExtentId, u64)>>,
+    /// Pages of an earlier run of which shards may still be found.
+    partial: BTreeMap<Key, BTreeMap<u16, (ExtentId, u64)>>,
+    found_all: bool,
+    /// What must not be found any more.
+    forgotten: BTreeSet<Key>,
+    forgotten_namespaces: BTreeSet<NamespaceDigest>,
+    unreadable: bool,
     writes: Vec<Write>,
     reads: Vec<Read>,
 }
@@ -37,7 +44,8 @@ pub(super) struct Tier {
 impl Tier {
     /// Whether a page can be had by a read.
     pub(super) fn has(&self, key: &Key) -> bool {
-        self.stored.contains_key(key) || self.reads.iter().any(|r| r.key == *key && !r.forgotten)
+        (!self.unreadable && self.stored.contains_key(key))
+            || self.reads.iter().any(|r| r.key == *key && !r.forgotten)
     }
 
     /// Bytes of a page in memory are bad: what is being written of them must not be read.
@@ -51,6 +59,50 @@ impl Tier {
         self.writes.iter().any(|w| w.shards.contains_key(&slot))
     }
 
+    /// Nothing of that page may be found.
+    pub(super) fn forget_page(&mut self, key: Key) {
+        self.forgotten.insert(key);
+        self.forget(|other| *other == key);
+    }
+
+    /// As above, of all pages of a namespace.
+    pub(super) fn forget_namespace(&mut self, namespace: NamespaceDigest) {
+        self.forgotten_namespaces.insert(namespace);
+        self.forget(|key| key.namespace == namespace);
+    }
+
+    /// A shard of an earlier run is found.
+    pub(super) fn found(&mut self, found: &FoundShard) {
+        let StoredName { namespace, group, hash, shard } = found.shard.name;
+        let key = Key { namespace, group, hash };
+        let forgotten = self.forgotten.contains(&key) || self.forgotten_namespaces.contains(&namespace);
+        if self.found_all || forgotten || self.stored.contains_key(&key) {
+            return;
+        }
+        let parts = self.partial.entry(key).or_default();
+        parts.entry(shard.0).or_insert((found.extent, found.shard.crc));
+        if parts.len() == usize::from(found.shard.shards) {
+            let parts = self.partial.remove(&key).unwrap_or_default();
+            self.stored.insert(key, parts.into_values().collect());
+        }
+    }
+
+    pub(super) fn found_all(&mut self) {
+        self.found_all = true;
+        self.partial.clear();
+    }
+
+    pub(super) fn moved(&mut self, from: ExtentId, to: ExtentId) {
+        let stored = self.stored.values_mut().flatten();
+        let partial = self.partial.values_mut().flat_map(BTreeMap::values_mut);
+        let written = self.writes.iter_mut().flat_map(|write| &mut write.extents).flatten();
+        stored.chain(partial).chain(written).filter(|(e, _)| *e == from).for_each(|(e, _)| *e = to);
+    }
+
+    pub(super) fn set_readable(&mut self, readable: bool) {
+        self.unreadable = !readable;
+    }
+
     pub(super) fn pages(&self) -> usize {
         self.stored.len()
     }
@@ -62,6 +114,7 @@ impl Tier {
     /// Nothing of these pages may come back.
     pub(super) fn forget(&mut self, which: impl Fn(&Key) -> bool) {
         self.stored.retain(|key, _| !which(key));
+        self.partial.retain(|key, _| !which(key));
         self.writes.iter_mut().filter(|w| which(&w.key)).for_each(|w| w.forgotten = true);
         self.reads.iter_mut().filter(|r| which(&r.key)).for_each(|r| r.forgotten = true);
     }
@@ -70,7 +123,8 @@ impl Tier {
 impl Model {
     /// Extents of everything that is stored.
     pub(crate) fn stored_parts(&self) -> usize {
-        self.tier.stored.values().map(Vec::len).sum()
+        let partial = self.tier.partial.values().map(BTreeMap::len).sum::<usize>();
+        self.tier.stored.values().map(Vec::len).sum::<usize>() + partial
     }
 
     /// The core has a slot written: it must hold a shard of a page that is committed in full.
@@ -158,6 +212,7 @@ impl Model {
     /// The tier dropped an extent: the page is not stored any more.
     pub(super) fn extent_lost(&mut self, extent: ExtentId) {
         self.tier.stored.retain(|_, parts| parts.iter().all(|(e, _)| *e != extent));
+        self.tier.partial.values_mut().for_each(|parts| parts.retain(|_, (e, _)| *e != extent));
         let written = self.tier.writes.iter_mut().flat_map(|write| &mut write.extents);
         for lost in written.filter(|e| e.is_some_and(|(e, _)| e == extent)) {
             *lost = None;
