@@ -37,6 +37,8 @@ pub struct Config {
     pub filling_percent: u64,
     /// Whether there is a slower tier. Sealed pages are written to it, and read back when asked for.
     pub tier: bool,
+    /// Which pages are written to it.
+    pub tier_policy: WritePolicy,
     /// Pages being written to the slower tier at once; more are not written.
     pub tier_writes: usize,
     /// Bytes of the reads that a demand submits at once; zero: all.
@@ -61,6 +63,16 @@ pub struct Config {
     pub prepared_batch_bytes: u64,
     /// Defect to plant; ignored without the `plant` feature.
     pub plant: Option<Plant>,
+}
+
+/// Which pages are written to the slower tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WritePolicy {
+    /// Every page, when it is sealed.
+    #[default]
+    All,
+    /// Those that have been of use, when a demand gets them. What nobody asks for twice wears no disk.
+    Reuse,
 }
 
 /// A configuration that cannot work.
@@ -114,6 +126,7 @@ impl Config {
             lease_ttl_ms: 600_000,
             filling_percent: 50,
             tier: false,
+            tier_policy: WritePolicy::All,
             tier_writes: 64,
             read_batch_bytes: 0,
             read_batches: 0,

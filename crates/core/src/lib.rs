@@ -35,7 +35,7 @@ mod view;
 mod wanted;
 
 pub use crate::core::{BUDGET_WAIT_BUCKETS, Core};
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, WritePolicy};
 pub use counters::Counters;
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart, RecoveredRange};
 pub use event::{Demand, Event, Evidence, Mode, Recovery, SaveRequest};

@@ -53,6 +53,8 @@ marks! {
     FoundForgotten,
     /// A page of an earlier run lacks a shard.
     FoundPartly,
+    /// A page was written because a demand got it.
+    WrittenOnUse,
     /// The slower tier moved a shard.
     ExtentMoved,
     /// The slower tier cannot be read, or not be written.

@@ -1,7 +1,7 @@
 //! What a seed decides before anything happens: sizes, limits, speeds, and which faults exist at all.
 
 use crate::rng::Rng;
-use orbitkv_core::{Config, GroupId, GroupSpec, NamespaceDigest, Plant, Rule};
+use orbitkv_core::{Config, GroupId, GroupSpec, NamespaceDigest, Plant, Rule, WritePolicy};
 
 /// Bytes the core adds in front of a payload, and the unit it rounds slots to.
 const SLOT_UNIT_BYTES: u64 = 4096;
@@ -233,6 +233,7 @@ fn config(
         warm_up_lifetime_ms: rng.range(20, 1_500),
         prepared_batch_bytes: slot_max * rng.range(1, 8),
         tier: rng.chance(65),
+        tier_policy: if rng.chance(60) { WritePolicy::All } else { WritePolicy::Reuse },
         tier_writes: usize::try_from(rng.range(1, 12)).unwrap_or(1),
         read_batch_bytes: if rng.chance(50) { 0 } else { slot_max * rng.range(1, 6) },
         read_batches: if rng.chance(70) { 0 } else { u32::try_from(rng.range(1, 3)).unwrap_or(1) },

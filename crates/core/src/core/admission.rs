@@ -250,6 +250,7 @@ impl Core {
         let (from, to) = (Side::Held(instance, Account::Preparing), Side::Held(instance, Account::Ready));
         self.ledger.transfer(from, to, bytes);
         self.push_state(ticket, effects);
+        self.write_used(ticket, effects);
     }
 
     /// Moves an operation on.

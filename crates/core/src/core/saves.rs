@@ -9,7 +9,7 @@ use crate::save::Save;
 use crate::slots::{Class, SlotState};
 use crate::{
     BlockHash, Effect, Grant, GroupId, InstanceId, Mark, NamespaceId, PageGrant, PageKey, PagePart, Plant,
-    Refusal, SaveRequest, SessionId, ShardId, SlotRef, Ticket,
+    Refusal, SaveRequest, SessionId, ShardId, SlotRef, Ticket, WritePolicy,
 };
 
 /// Where the pages of one reservation go.
@@ -327,7 +327,9 @@ impl Core {
             }
             (PageState::Filling, true) => {
                 self.seal(id);
-                self.write_behind(id, effects);
+                if self.config.tier_policy == WritePolicy::All {
+                    self.write_behind(id, effects);
+                }
             }
             (PageState::Filling, false) => self.mark(Mark::PartlySealed),
             // Sealed before its commit: a planted defect.

@@ -185,6 +185,9 @@ impl Core {
             effects.push(Effect::Hasten { ticket });
         }
         self.push_state(ticket, effects);
+        if prepared {
+            self.write_used(ticket, effects);
+        }
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::{Core, Outcome};
 use crate::index::{PageId, PageState};
 use crate::stored::{StoredPage, StoredPart, StoredParts};
 use crate::{
-    Effect, Event, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef, StoredName, StoredShard,
+    Effect, Event, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef, StoredName, StoredShard, Ticket,
 };
 
 /// A page that is being written, shard by shard.
@@ -53,6 +53,31 @@ impl Core {
             effects.push(Effect::Write { slot: part.slot, shard });
         }
         self.writes.insert(id, WriteBehind { extents: vec![None; shards], pending: shards });
+    }
+
+    /// A demand has got these pages. Those that are not in the tier have shown that they are worth a write: it
+    /// was not begun when they were sealed, or there were too many at once.
+    pub(super) fn write_used(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+        if !self.config.tier || !self.tier_writes {
+            return;
+        }
+        let Some(op) = self.operations.get(&ticket) else {
+            return;
+        };
+        let unwritten = |id: &PageId| {
+            let page = self.index.pages.get(*id);
+            page.is_some_and(|page| {
+                page.state == PageState::Sealed && !page.writing && !self.stored.contains(&page.key)
+            })
+        };
+        let used: Vec<PageId> = op.pages.iter().copied().filter(unwritten).collect();
+        for id in used {
+            if self.writes.len() >= self.config.tier_writes {
+                break;
+            }
+            self.mark(Mark::WrittenOnUse);
+            self.write_behind(id, effects);
+        }
     }
 
     /// One shard is written, or is not going to be.

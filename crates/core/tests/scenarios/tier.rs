@@ -160,3 +160,51 @@ fn a_page_that_is_saved_while_it_is_read_is_answered_once_and_kept_once() {
     assert_eq!(world.core.used_bytes(), SLOT_BYTES, "the one in the index stays");
     assert_eq!(ready(&world.query(&chain(0..1)).1)[0].slot, second);
 }
+
+#[test]
+fn what_is_written_on_use_alone_wears_no_disk_before() {
+    let writes = |effects: &[Effect]| effects.iter().filter(|e| matches!(e, Effect::Write { .. })).count();
+    let mut world = tiered(8, |config| config.tier_policy = WritePolicy::Reuse);
+    for (slot, page) in slots_for(&mut world, &chain(0..3), None, 0) {
+        assert_eq!(world.commit(slot, page), [], "nobody has asked for it");
+    }
+    let demand = |world: &mut World, pages: u8| {
+        let (operation, revision) = world.next();
+        let ticket = Ticket { session: SCHEDULER, operation, revision };
+        let hashes = chain(0..pages);
+        let demand = Demand::prefix(GROUP, &hashes);
+        let effects = world.step(Event::Query { session: SCHEDULER, operation, revision, demand });
+        (ticket, effects)
+    };
+    let (first, effects) = demand(&mut world, 2);
+    assert_eq!(writes(&effects), 2, "what it got, and nothing else");
+    let (_, effects) = demand(&mut world, 2);
+    assert_eq!(writes(&effects), 0, "they are being written");
+    for effect in effects.iter().chain(&world.release(first)) {
+        assert!(!matches!(effect, Effect::Erase { .. }));
+    }
+    let slots: Vec<SlotRef> = world.core.slots().filter(|s| s.writing).map(|s| s.slot).collect();
+    for (number, slot) in (1..).zip(slots) {
+        world.step(Event::Written { slot, extent: Some(ExtentId(number)) });
+    }
+    assert_eq!(world.core.stored_pages(), 2);
+    let (_, effects) = demand(&mut world, 3);
+    assert_eq!(writes(&effects), 1, "the third page is of use for the first time");
+}
+
+#[test]
+fn a_page_whose_write_was_dropped_is_written_when_it_is_of_use() {
+    let mut world = tiered(8, |config| config.tier_writes = 1);
+    let mut written = Vec::new();
+    for (slot, page) in slots_for(&mut world, &chain(0..2), None, 0) {
+        written.extend(world.commit(slot, page));
+    }
+    let [Effect::Write { slot, .. }] = written[..] else { panic!("not one write: {written:?}") };
+    world.step(Event::Written { slot, extent: Some(ExtentId(1)) });
+    assert_eq!((world.core.stored_pages(), world.core.counters().dropped_writes), (1, 1));
+    let (operation, revision) = world.next();
+    let hashes = chain(0..2);
+    let demand = Demand::prefix(GROUP, &hashes);
+    let effects = world.step(Event::Query { session: SCHEDULER, operation, revision, demand });
+    assert!(effects.iter().any(|e| matches!(e, Effect::Write { .. })), "{effects:?}");
+}

@@ -146,6 +146,7 @@ fn budget() -> Files {
 fn writes() -> Files {
     vec![
         ("write_failed", story(ROOMY, &[SOLO, &save(0, 1), WRITE_FAILED])),
+        ("written_on_use", story(NARROW, &[SOLO, &save(0, 2), WRITTEN, &ask(0, 2, 0), WRITTEN])),
         ("write_dropped", story(NARROW, &[SOLO, &save(0, 2), WRITTEN])),
         ("forgotten_while_written", story(ROOMY, &[SOLO, &save(0, 1), FORGET_FIRST, WRITTEN])),
         ("reset_while_written", story(ROOMY, &[SOLO, &save(0, 2), WRITTEN, RESET, WRITTEN])),
