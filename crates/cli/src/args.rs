@@ -25,6 +25,8 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Check this machine and a running cache; explains a hit rate of zero.
     Doctor(DoctorArgs),
+    /// Check a cache directory on an SSD while no manager uses it, and list what is in it.
+    VerifySsd(VerifySsdArgs),
     /// Becomes a program that is asked to stop when its parent dies.
     #[command(hide = true)]
     ExecWithParent(ExecArgs),
@@ -110,6 +112,17 @@ pub(crate) struct DoctorArgs {
     /// The Python that runs the engine.
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub(crate) python: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifySsdArgs {
+    /// The cache directory. It is read only; exit code 0: clean, 1: damaged, 2: cannot be checked.
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+
+    /// Everything that was found, as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, clap::Args)]

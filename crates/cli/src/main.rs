@@ -1,5 +1,5 @@
-//! `orbitkv`: runs a serving engine with the cache, shows what the cache manager does, and says why
-//! there are no hits.
+//! `orbitkv`: runs a serving engine with the cache, shows what the cache manager does, says why there are no
+//! hits, and checks cache directories.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -10,6 +10,7 @@ mod program;
 mod run;
 mod say;
 mod status;
+mod verify_ssd;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -30,6 +31,7 @@ fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run::run(&args)?,
         Command::Status(args) => status::command(&args)?,
         Command::Doctor(args) => doctor::command(&args),
+        Command::VerifySsd(args) => verify_ssd::command(&args),
         Command::ExecWithParent(args) => run::exec_with_parent(&args)?,
     })
 }

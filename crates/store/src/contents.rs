@@ -2,8 +2,8 @@
 
 use crate::directory::{Directory, FileId};
 use crate::format::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, FooterView, PageHeader, SegmentState, Trailer,
-    blocks_of,
+    BLOCK_BYTES, BLOCK_BYTES_U64, Block, CheckpointSegment, FooterView, Forgotten, PageHeader, SegmentState,
+    Trailer, blocks_of,
 };
 use crate::page::PageRecord;
 
@@ -33,6 +33,13 @@ impl Located {
     /// Header and payload.
     pub(crate) fn blocks(&self) -> u64 {
         1 + blocks_of(self.page.payload_bytes.into())
+    }
+}
+
+impl Forgotten {
+    /// Whether that page is not to come back.
+    pub(crate) fn covers(&self, located: &Located) -> bool {
+        self.namespace == located.page.name.namespace && located.sequence < self.below_sequence
     }
 }
 

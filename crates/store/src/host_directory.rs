@@ -2,7 +2,7 @@
 
 use crate::directory::{Directory, FileEntry, FileId, FileSize, Space};
 use crate::error::{DirectoryError, DiskError};
-use rustix::fs::{self, AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{self, Advice, AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File};
@@ -20,10 +20,18 @@ use std::sync::Arc;
 pub struct HostDirectory {
     directory: OwnedFd,
     path: PathBuf,
+    access: Access,
     /// Held for its lock.
     lock: Option<File>,
     files: BTreeMap<FileId, Arc<File>>,
     next: u32,
+}
+
+/// What may be done with the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    ReadWrite,
+    ReadOnly,
 }
 
 impl From<Errno> for DiskError {
@@ -42,6 +50,22 @@ impl HostDirectory {
     /// # Errors
     /// A link, something that is no directory, or what the file system says.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
+        Self::with(path, Access::ReadWrite)
+    }
+
+    /// Opens a directory that exists, to be read and locked; whatever would change it is refused. It works on a
+    /// file system that is mounted read-only. A lock file that is missing is not made: nobody holds it.
+    ///
+    /// Files are dropped from the page cache when they are opened, as far as they are written back, so that
+    /// what is read is what the device holds.
+    ///
+    /// # Errors
+    /// As [`HostDirectory::open`], and a directory that does not exist.
+    pub fn open_read_only(path: &Path) -> Result<Self, DirectoryError> {
+        Self::with(path, Access::ReadOnly)
+    }
+
+    fn with(path: &Path, access: Access) -> Result<Self, DirectoryError> {
         let unusable = |source| DirectoryError::Unusable { path: path.to_owned(), source };
         match std::fs::symlink_metadata(path) {
             Ok(found) if found.is_symlink() => return Err(DirectoryError::Link { path: path.to_owned() }),
@@ -49,7 +73,7 @@ impl HostDirectory {
                 return Err(DirectoryError::NotADirectory { path: path.to_owned() });
             }
             Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && access == Access::ReadWrite => {
                 DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
             }
             Err(error) => return Err(unusable(error)),
@@ -57,7 +81,7 @@ impl HostDirectory {
         // A link that came meanwhile is not followed either.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = fs::open(path, flags, Mode::empty()).map_err(|errno| unusable(errno.into()))?;
-        Ok(Self { directory, path: path.to_owned(), lock: None, files: BTreeMap::new(), next: 0 })
+        Ok(Self { directory, path: path.to_owned(), access, lock: None, files: BTreeMap::new(), next: 0 })
     }
 
     /// The path it was opened by, for messages.
@@ -93,10 +117,18 @@ impl HostDirectory {
     }
 
     fn open_at(&self, name: &str, flags: OFlags) -> Result<File, DiskError> {
-        let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let access = match self.access {
+            Access::ReadWrite => OFlags::RDWR,
+            Access::ReadOnly => OFlags::RDONLY,
+        };
+        let flags = flags | access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(fs::openat(&self.directory, name, flags, Mode::RUSR | Mode::WUSR)?);
         let kind = FileType::from_raw_mode(fs::fstat(&file)?.st_mode);
         if kind == FileType::RegularFile { Ok(file) } else { Err(DiskError::NotAFile) }
+    }
+
+    fn writable(&self) -> Result<(), DiskError> {
+        if self.access == Access::ReadWrite { Ok(()) } else { Err(DiskError::ReadOnly) }
     }
 }
 
@@ -105,7 +137,13 @@ impl Directory for HostDirectory {
         if self.lock.is_some() {
             return Ok(());
         }
-        let file = self.open_at(name, OFlags::CREATE)?;
+        let file = match self.access {
+            Access::ReadWrite => self.open_at(name, OFlags::CREATE)?,
+            Access::ReadOnly => match self.open_at(name, OFlags::empty()) {
+                Err(DiskError::NotFound) => return Ok(()),
+                other => other?,
+            },
+        };
         match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self.lock = Some(file);
@@ -141,10 +179,16 @@ impl Directory for HostDirectory {
 
     fn open(&mut self, name: &str) -> Result<FileId, DiskError> {
         let file = self.open_at(name, OFlags::empty())?;
+        if self.access == Access::ReadOnly {
+            // Advice: without it the page cache may answer for the device, which is all that is lost.
+            let _ = fs::fadvise(&file, 0, None, Advice::DontNeed);
+            let _ = fs::fadvise(&file, 0, None, Advice::Sequential);
+        }
         Ok(self.keep(file))
     }
 
     fn create(&mut self, name: &str, bytes: u64) -> Result<FileId, DiskError> {
+        self.writable()?;
         let file = self.open_at(name, OFlags::CREATE | OFlags::EXCL)?;
         let allocated = match fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
             // Not every file system can: its files grow, and are charged in full all the same.
@@ -163,10 +207,12 @@ impl Directory for HostDirectory {
     }
 
     fn remove(&mut self, name: &str) -> Result<(), DiskError> {
+        self.writable()?;
         Ok(fs::unlinkat(&self.directory, name, AtFlags::empty())?)
     }
 
     fn rename(&mut self, from: &str, to: &str) -> Result<(), DiskError> {
+        self.writable()?;
         Ok(fs::renameat(&self.directory, from, &self.directory, to)?)
     }
 
@@ -175,6 +221,7 @@ impl Directory for HostDirectory {
     }
 
     fn write(&mut self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        self.writable()?;
         Ok(self.known(file)?.write_all_at(bytes, offset)?)
     }
 

@@ -54,7 +54,7 @@ pub use extent::Extent;
 pub use file_disk::FileDisk;
 pub use format::{BLOCK_BYTES, Block, Digest, FORMAT, PageHeader, crc64};
 pub use host_directory::HostDirectory;
-pub use inspection::{InspectedSegment, Inspection};
+pub use inspection::{InspectedPage, InspectedSegment, Inspection, Overview, PageFault, Part, SegmentFault};
 pub use log::{Log, Placement, ReadAt, page_bytes};
 pub use page::{Expected, PageName, PageRecord, StoredPage};
 pub use recovery::{Progress, Recovered};

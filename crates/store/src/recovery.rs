@@ -1,11 +1,11 @@
 //! Opening a directory, and reading what was there.
 
 use crate::config::LogConfig;
-use crate::contents::{Contents, Located, Place, Source};
+use crate::contents::{Contents, Place, Source};
 use crate::directory::Directory;
 use crate::error::{Advice, DiskError, StoreError};
 use crate::eviction::stored;
-use crate::format::{Checkpoint, Forgotten, Owner};
+use crate::format::{Checkpoint, Owner};
 use crate::log::Log;
 use crate::page::StoredPage;
 use crate::segment::{Segment, State, file_name};
@@ -93,7 +93,9 @@ impl<D: Directory> Log<D> {
         let place = Place { segment: id, file: segment.file, bytes: segment.size.bytes, line };
         let mut contents = Contents::read(&mut self.disk, place, segment.generation);
         if !self.forgotten.is_empty() {
-            contents.pages.retain(|located| !is_forgotten(&self.forgotten, located));
+            contents
+                .pages
+                .retain(|located| !self.forgotten.iter().any(|forgotten| forgotten.covers(located)));
         }
         segment.adopt(&contents);
         self.next_sequence = self.next_sequence.max(contents.next_sequence);
@@ -137,11 +139,6 @@ impl<D: Directory> Log<D> {
     pub fn progress(&self) -> Progress {
         Progress { done: self.found - self.unread.len(), total: self.found }
     }
-}
-
-fn is_forgotten(forgotten: &[Forgotten], located: &Located) -> bool {
-    let namespace = &located.page.name.namespace;
-    forgotten.iter().any(|f| f.namespace == *namespace && located.sequence < f.below_sequence)
 }
 
 fn unread(found: &Found) -> Segment {

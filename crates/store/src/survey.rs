@@ -38,6 +38,8 @@ impl Found {
 pub(crate) struct Survey {
     /// The highest epoch that left a trace.
     pub(crate) epoch: u32,
+    pub(crate) owner_whole: bool,
+    pub(crate) checkpoint_whole: bool,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) segments: Vec<Found>,
     /// A checkpoint that was not renamed.
@@ -76,10 +78,12 @@ impl Survey {
         let mut survey = Self::default();
         if let Some(owner) = known(OWNER, Owner::open(&first_block(disk, OWNER)?))? {
             survey.epoch = owner.epoch;
+            survey.owner_whole = true;
         }
         if let Some(checkpoint) = known(CHECKPOINT, Checkpoint::decode(&whole_file(disk, CHECKPOINT)?))? {
             survey.epoch = survey.epoch.max(checkpoint.epoch);
             survey.checkpoint = checkpoint;
+            survey.checkpoint_whole = true;
         }
         for entry in disk.list().map_err(|source| start("list", "the directory", source))? {
             survey.new_checkpoint |= entry.name == NEW_CHECKPOINT;

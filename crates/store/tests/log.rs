@@ -272,10 +272,13 @@ fn an_inspection_sees_what_a_start_would_and_changes_nothing() {
     let (mut pages, mut wrong) = (0, Vec::new());
     while let Some(segment) = inspection.next_segment(true) {
         pages += segment.pages.len();
-        wrong.extend(segment.pages.into_iter().filter(|(_, _, wrong)| wrong.is_some()));
+        assert_eq!(segment.faults, []);
+        wrong.extend(segment.pages.into_iter().filter(|found| found.fault.is_some()));
     }
     assert_eq!(pages, 12);
-    assert_eq!(wrong, [(stored[1].page, stored[1].extent.block(), Some(Mismatch::Payload))]);
+    let [found] = &wrong[..] else { panic!("{wrong:?}") };
+    assert_eq!((found.page, found.block), (stored[1].page, stored[1].extent.block()));
+    assert_eq!(found.fault, Some(Mismatch::Payload.into()));
     let mut another = another;
     assert!(files(&mut another) == before);
 }

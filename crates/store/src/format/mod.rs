@@ -26,3 +26,20 @@ pub type Digest = [u8; 32];
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
+
+/// The same sum of bytes that come in pieces.
+pub(crate) struct Crc64(crc_fast::Digest);
+
+impl Crc64 {
+    pub(crate) fn new() -> Self {
+        Self(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc64Nvme))
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn value(&self) -> u64 {
+        self.0.finalize()
+    }
+}
