@@ -6,9 +6,10 @@ mod support;
 use orbitkv_store::sim::SimDisk;
 use orbitkv_store::{
     Directory, DiskError, HostDirectory, InspectedSegment, Inspection, Log, LogConfig, Part, SegmentFault,
-    StoredPage, page_bytes,
+    Source, StoredPage, page_bytes,
 };
-use support::{BLOCK, SEGMENT, config, page, payload, sized, write, write_all};
+use std::os::unix::fs::FileExt;
+use support::{BLOCK, SEGMENT, config, page, payload, reopen, sized, write, write_all};
 
 const FIRST: &str = "segment-000000.okv";
 const OPEN: &str = "segment-000002.okv";
@@ -55,6 +56,33 @@ fn a_crash_is_no_damage() {
     assert_eq!((overview.owner, overview.checkpoint), (Part::Whole, Part::Whole));
     assert_eq!((overview.segments, overview.segment_bytes), (3, 3 * SEGMENT));
     inspection.finish().unwrap();
+}
+
+/// Kills and orderly ends at all times, with evictions, segments used again and another capacity in between.
+#[test]
+fn nothing_that_a_manager_leaves_is_taken_for_damage() {
+    let mut disk = SimDisk::new(1 << 30, 1);
+    let (mut unsealed, mut number) = (0, 0);
+    for round in 0..60_u64 {
+        let mut log = reopen(disk, if round % 10 < 7 { 5 } else { 3 });
+        support::recover(&mut log);
+        let pages = round * 7 % 13;
+        write_all(&mut log, number..number + pages);
+        number += pages;
+        if round % 4 == 0 {
+            log.forget(&page(number).name.namespace).unwrap();
+        }
+        disk = if round % 3 == 0 { log.close().unwrap() } else { log.into_disk() }.another(2);
+        let (inspection, segments) = inspect(&disk);
+        for segment in &segments {
+            assert_eq!((&segment.faults[..], segment.unaccounted_pages), (&[][..], 0), "round {round}");
+            unsealed += usize::from(segment.source == Source::Headers);
+        }
+        assert_eq!(bad_pages(&segments), 0, "round {round}");
+        let overview = inspection.overview();
+        assert!(overview.owner == Part::Whole && overview.checkpoint != Part::Damaged, "round {round}");
+    }
+    assert!(unsealed > 10 && number > 300, "{unsealed} {number}");
 }
 
 #[test]
@@ -171,6 +199,8 @@ fn a_directory_opened_for_reading_is_left_as_it_is() {
     assert_eq!(disk.write(file, 0, b"x"), Err(DiskError::ReadOnly));
     assert_eq!(disk.remove("owner"), Err(DiskError::ReadOnly));
     assert_eq!(disk.rename("owner", "checkpoint"), Err(DiskError::ReadOnly));
+    // Nor does the descriptor allow it, whoever the process runs as.
+    assert!(disk.file(file).unwrap().write_at(b"x", 0).is_err());
     let mut bytes = [0; 4];
     disk.read(file, 0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"mine");

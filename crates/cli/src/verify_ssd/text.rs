@@ -38,10 +38,7 @@ pub(super) fn render(report: &Report) -> String {
 fn head(report: &Report) -> Vec<(&'static str, String)> {
     let found = &report.segments;
     let mut rows = vec![
-        (
-            "directory",
-            format!("{} · format {} · opened {} times", report.directory, report.format, report.epoch),
-        ),
+        ("directory", format!("{} · format {} · epoch {}", report.directory, report.format, report.epoch)),
         ("segments", {
             let (files, bytes) = (report.segment_files, size(report.segment_bytes));
             let (sealed, unsealed, free) = (found.sealed, found.unsealed, found.free);
@@ -116,11 +113,11 @@ fn verdict(report: &Report) -> String {
     let cut = match damage.unsealed {
         0 => String::new(),
         some => format!(
-            "\n{some} lie in segments that were never sealed: a power cut leaves such without a bad disk"
+            "\n{some} of them in segments that were never sealed: a power cut leaves such without a bad disk"
         ),
     };
     format!(
-        "DAMAGED: {} places{more}, {} bad pages. Nothing was changed. The manager takes a bad page for a miss; \
+        "DAMAGED: bad places: {}{more}, of them bad pages: {}. Nothing was changed. The manager takes a bad page for a miss; \
          where this comes again, replace the disk.{cut}",
         damage.places, damage.bad_pages
     )
