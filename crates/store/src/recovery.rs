@@ -126,7 +126,7 @@ impl<D: Directory> Log<D> {
         else {
             return Ok(());
         };
-        if let Some(footer) = Writer::rebuild(bytes, &contents.pages) {
+        if let Some(footer) = Writer::rebuild(bytes, contents.first_sequence, &contents.pages) {
             self.write_footer(id, &footer)?;
         }
         // The checkpoint that told of this use will be replaced, and the next one may be torn. Nobody waits for

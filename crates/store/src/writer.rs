@@ -79,14 +79,15 @@ impl Writer {
     }
 
     /// The footer of pages that were found without one, where there is room for it. What is missing between
-    /// them gets dead entries, so that sequences can be counted.
-    pub(crate) fn rebuild(segment_bytes: u64, pages: &[Located]) -> Option<Footer> {
+    /// them gets dead entries, so that sequences can be counted; `first_sequence` is that of the first page that
+    /// was found, which may be left out of `pages` because it was forgotten.
+    pub(crate) fn rebuild(segment_bytes: u64, first_sequence: u64, pages: &[Located]) -> Option<Footer> {
         if !segment_bytes.is_multiple_of(BLOCK_BYTES_U64) {
             // A file that was cut: there is no place for a trailer.
             return None;
         }
         let mut writer = Self::new(segment_bytes);
-        let mut sequence = pages.first()?.sequence;
+        let mut sequence = first_sequence;
         for located in pages {
             let mut gap = u32::try_from(writer.end_block).ok()?;
             while sequence < located.sequence && gap < located.block {

@@ -283,6 +283,20 @@ fn an_inspection_sees_what_a_start_would_and_changes_nothing() {
     assert!(files(&mut another) == before);
 }
 
+/// The footer that a start writes for a segment counts from the first page that lies there, wanted or not.
+#[test]
+fn pages_behind_forgotten_ones_are_read_after_a_repair() {
+    let mut log = log(4);
+    write_all(&mut log, 0..2);
+    log.forget(&page(0).name.namespace).unwrap();
+    let mut log = reopen(log.into_disk(), 4);
+    assert_eq!(numbers(&recover(&mut log)), [1]);
+    let mut log = reopen(log.into_disk(), 4);
+    let found = recover(&mut log);
+    assert_eq!((numbers(&found), found[0].sequence), (vec![1], 2));
+    assert_reads(&mut log, &found[0], 1);
+}
+
 #[test]
 fn errors_say_what_to_do() {
     assert_eq!(DiskError::Io { errno: 5 }.advice(Direction::Write), Advice::ReadOnly);

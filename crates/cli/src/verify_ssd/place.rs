@@ -32,7 +32,7 @@ pub(crate) enum VerifyError {
     /// A manager works there. Its pages in flight look like damage, so there is nothing to be said meanwhile.
     #[error(
         "a cache manager or another check holds {}: stop it and try again; a running manager checks each page \
-         that it reads itself (/metrics counts the bad ones)",
+         that it reads itself",
         path.display()
     )]
     InUse {
