@@ -18,8 +18,21 @@ pub(crate) enum AdminRequest {
     Health(oneshot::Sender<bool>),
     /// Everything that is reported.
     Snapshot(oneshot::Sender<Snapshot>),
-    /// Forget all pages that nobody leases or copies. Answers with their number.
-    DropMemory(oneshot::Sender<u64>),
+    /// Forget all pages that nobody leases or copies.
+    DropMemory {
+        /// Not while pages are written behind: they could not be found again.
+        when_written: bool,
+        answer: oneshot::Sender<Dropped>,
+    },
+}
+
+/// What became of a request to drop pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dropped {
+    /// So many pages.
+    Pages(u64),
+    /// None: so many bytes are still being written.
+    Pending(u64),
 }
 
 /// The core thread did not answer.

@@ -83,6 +83,26 @@ pub struct Args {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     pub query_read_timeout_ms: u32,
 
+    /// Directory on an SSD for pages that leave memory; they outlive the manager. It is made if missing, and
+    /// belongs to one manager at a time. Given several times: one thread each, and pages are spread over them.
+    /// Default: none.
+    #[arg(long, value_name = "DIR")]
+    pub ssd_cache_path: Vec<PathBuf>,
+
+    /// Most bytes that all of them take, in equal parts: a size, never exceeded on the file system; or a share
+    /// of each one's file system. Needed with --ssd-cache-path.
+    #[arg(long, value_name = "SIZE")]
+    pub ssd_cache_capacity: Option<Amount>,
+
+    /// What stays free for others on each file system: a size, or a share of it; 0 for nothing. The cache
+    /// shrinks when others leave less.
+    #[arg(long, value_name = "SIZE", default_value = "5%")]
+    pub ssd_min_free: AmountOrNone,
+
+    /// Bytes of one segment file. Default: a 64th of a directory's capacity, from 64 MiB to 1 GiB.
+    #[arg(long, value_name = "SIZE", hide = true)]
+    pub ssd_segment_size: Option<Amount>,
+
     /// Payload of the memory tier, which stands behind the pool as a disk would: for tests and benchmarks.
     /// 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "0", hide = true)]

@@ -1,15 +1,20 @@
 //! `/health`, `/status`, `/metrics` and `/cache/memory/drop`, on a thread of their own.
 
-use crate::admin::{Admin, AdminRequest, Stuck};
+use crate::admin::{Admin, AdminRequest, Dropped, Stuck};
 use crate::metrics;
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a request waits for writes to end, and how often it looks.
+const WRITES_PATIENCE: Duration = Duration::from_secs(10);
+const WRITES_PAUSE: Duration = Duration::from_millis(20);
 
 /// Serves on a listener that is bound already, so that its address is known and errors are early.
 pub(crate) fn start(listener: TcpListener, admin: Admin) -> io::Result<SocketAddr> {
@@ -68,14 +73,33 @@ async fn metrics_text(State(admin): State<Admin>) -> Response {
     }
 }
 
-async fn drop_memory(State(admin): State<Admin>, headers: HeaderMap) -> Response {
+async fn drop_memory(State(admin): State<Admin>, RawQuery(query): RawQuery, headers: HeaderMap) -> Response {
     // A browser names the page that sends: a web page must not empty the cache of its reader's machine.
     if headers.contains_key(header::ORIGIN) {
         return (StatusCode::FORBIDDEN, "requests from web pages are refused").into_response();
     }
-    match admin.ask(AdminRequest::DropMemory).await {
-        Ok(pages) => Json(serde_json::json!({ "dropped_pages": pages })).into_response(),
-        Err(Stuck) => stuck(),
+    let wait = match query.as_deref() {
+        None | Some("wait=0") => false,
+        Some("wait=1") => true,
+        Some(other) => {
+            let text =
+                format!("{other:?} is not known: give wait=1 to wait until all is written, or nothing");
+            return (StatusCode::BAD_REQUEST, text).into_response();
+        }
+    };
+    let until = Instant::now() + WRITES_PATIENCE;
+    loop {
+        match admin.ask(|answer| AdminRequest::DropMemory { when_written: wait, answer }).await {
+            Ok(Dropped::Pages(pages)) => {
+                return Json(serde_json::json!({ "dropped_pages": pages })).into_response();
+            }
+            Ok(Dropped::Pending(_)) if Instant::now() < until => tokio::time::sleep(WRITES_PAUSE).await,
+            Ok(Dropped::Pending(bytes)) => {
+                let body = Json(serde_json::json!({ "dropped_pages": 0, "pending_bytes": bytes }));
+                return (StatusCode::CONFLICT, body).into_response();
+            }
+            Err(Stuck) => return stuck(),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! One core thread owns the [`orbitkv_core::Core`]: it waits in epoll for clients, their processes,
 //! signals and its helpers, turns frames into events, and carries effects out. One thread takes and
-//! returns the memory of segments. One thread serves HTTP. Nothing here copies page bytes.
+//! returns the memory of segments. One thread serves HTTP. Each cache directory has one that reads and writes pages.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -31,6 +31,7 @@ mod service_order;
 mod sessions;
 mod settings;
 mod snapshot;
+mod ssd;
 mod tally;
 mod tier;
 mod waker;
@@ -42,3 +43,4 @@ pub use configuration::{Configuration, FileError, FileProblem, Invocation, Invoc
 pub use manager::{StartError, run};
 pub use server::ServerError;
 pub use settings::{SettingsError, config};
+pub use ssd::SsdError;

@@ -6,8 +6,11 @@ use crate::claim::{Claim, ClaimError};
 use crate::configuration::{self, Configuration, Invocation};
 use crate::server::{Parts, Server, ServerError};
 use crate::settings::{self, SettingsError};
+use crate::ssd::{self, SsdError};
+use crate::tier::TierParts;
 use crate::waker::Waker;
 use crate::{http, logging, ready};
+use orbitkv_core::Config;
 use orbitkv_shm::AvailableMemory;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -26,6 +29,9 @@ pub enum StartError {
     /// No socket to serve on.
     #[error(transparent)]
     Claim(#[from] ClaimError),
+    /// A cache directory that cannot be used.
+    #[error(transparent)]
+    Ssd(#[from] SsdError),
     /// No address to serve HTTP on.
     #[error("{name} {address}: {source}; choose another address, port 0 for a free port, or off")]
     Http {
@@ -62,8 +68,8 @@ impl StartError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Claim(ClaimError::Taken { .. }) => 3,
-            Self::Settings(_) | Self::Claim(_) | Self::Http { .. } | Self::Ready { .. } => 2,
+            Self::Claim(ClaimError::Taken { .. }) | Self::Ssd(SsdError::Taken { .. }) => 3,
+            Self::Settings(_) | Self::Ssd(_) | Self::Claim(_) | Self::Http { .. } | Self::Ready { .. } => 2,
             Self::Server(_) | Self::Io { .. } => 1,
         }
     }
@@ -100,6 +106,8 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
     let signals = signal_pipe().map_err(failed("signals"))?;
     let (socket, _) = settings::socket(args);
     let (claim, listener, web) = take_addresses(&socket, configuration)?;
+    // Behind the claim: what another manager works in is not to be touched.
+    let tier = open_tier(configuration, &config)?;
     if let Some(path) = &args.ready_file {
         // Of a manager that crashed. Only now: the one of a manager that serves must stay.
         let _ = std::fs::remove_file(path);
@@ -112,7 +120,6 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
     };
     let boot = random_identity().map_err(failed("getrandom"))?;
     let pool_bytes = config.pool_bytes;
-    let tier = settings::tier(&configuration.args, &config);
     let parts = Parts { config, tier, claim, listener, signals, admin: requests, waker, http, boot };
     let server = Server::new(parts)?;
     let ready = ReadyFile::write(args.ready_file.as_ref(), &socket, http)?;
@@ -127,6 +134,15 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
     drop(ready);
     tracing::info!("stopped");
     Ok(served?)
+}
+
+/// What stands behind the pool, ready to be started.
+fn open_tier(configuration: &Configuration, config: &Config) -> Result<TierParts, StartError> {
+    if let Some(settings) = settings::ssd(configuration)? {
+        return Ok(TierParts::Ssd(ssd::open(&settings)?));
+    }
+    let memory = settings::memory_tier(&configuration.args, config);
+    Ok(if config.tier { TierParts::Memory(memory) } else { TierParts::None })
 }
 
 fn available_memory() -> Result<AvailableMemory, StartError> {

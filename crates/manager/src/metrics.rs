@@ -1,6 +1,7 @@
 //! `/metrics`: a snapshot in the Prometheus text format. docs/metrics.md explains each name.
 
 use crate::snapshot::Snapshot;
+use crate::ssd::{SsdState, SsdStatus};
 use orbitkv_core::Histogram;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -29,6 +30,7 @@ impl Collector for Scrape {
         self.query(&mut page)?;
         self.save_and_load(&mut page)?;
         self.tier(&mut page)?;
+        self.ssd(&mut page)?;
         self.sessions(&mut page)?;
         self.shell(&mut page)
     }
@@ -96,8 +98,10 @@ impl Scrape {
         page.counter("warmup_unused_bytes", "The part of them that left memory unused", unused)?;
         let pending = read.saturating_sub(restored).saturating_sub(unused);
         page.gauge("warmup_pending_bytes", "The part of them that is still to be used", pending)?;
+        // Without a tier nothing is found there, whatever it is called.
+        let tier = self.0.status.tier.as_ref().map_or("ssd", |tier| tier.kind);
         let tiers =
-            [("ram", counters.ram_pages), ("memory", counters.tier_pages), ("miss", counters.missed_pages)];
+            [("ram", counters.ram_pages), (tier, counters.tier_pages), ("miss", counters.missed_pages)];
         page.counters("tier_block_requests", "Pages asked for, by where they were found", "tier", tiers)
     }
 
@@ -138,6 +142,37 @@ impl Scrape {
             "Pages that could not be read or did not match",
             counters.failed_reads,
         )
+    }
+
+    /// All directories together.
+    fn ssd(&self, page: &mut Page<'_>) -> fmt::Result {
+        let (Some(tier), all) = (&self.0.status.tier, &self.0.status.ssd) else { return Ok(()) };
+        if all.is_empty() {
+            return Ok(());
+        }
+        let sum = |of: fn(&SsdStatus) -> u64| all.iter().map(of).sum::<u64>();
+        page.gauge("ssd_read_queue_pending", "Pages being read", tier.read_queue_pending as u64)?;
+        page.gauge("ssd_write_queue_pending", "Pages being written", tier.write_queue_pending as u64)?;
+        page.gauge(
+            "ssd_capacity_bytes",
+            "Most bytes that the directories may take",
+            sum(|s| s.capacity_bytes),
+        )?;
+        page.gauge("ssd_used_bytes", "Bytes that file systems have given to them", sum(|s| s.used_bytes))?;
+        page.gauge("ssd_page_bytes", "Bytes of pages, headers and padding included", sum(|s| s.page_bytes))?;
+        page.counter("ssd_read_bytes", "Bytes read, moved pages included", sum(|s| s.read_bytes))?;
+        page.counter("ssd_written_bytes", "Bytes written, moved pages included", sum(|s| s.written_bytes))?;
+        let errors = [("read", sum(|s| s.read_errors)), ("write", sum(|s| s.write_errors))];
+        page.counters("ssd_errors", "What the file systems refused", "direction", errors)?;
+        page.counter("ssd_mismatches", "Pages read that are not what they should be", sum(|s| s.mismatches))?;
+        page.counter("ssd_evicted_pages", "Pages that went with their segment", sum(|s| s.evicted_pages))?;
+        page.counter("ssd_relocated_pages", "Pages kept when it went", sum(|s| s.relocated_pages))?;
+        let in_state = |state| all.iter().filter(|ssd| ssd.state == state).count() as u64;
+        let states = SsdState::ALL.map(|state| (state.name(), in_state(state)));
+        page.gauges("ssd_directories", "Cache directories, by what they can do", "state", states)?;
+        let seconds = all.iter().map(|ssd| ssd.recovery.seconds).fold(0.0, f64::max);
+        let help = "Time that reading the directories has taken after the start";
+        page.start("ssd_recovery_seconds", help, MetricType::Gauge, |e| ConstGauge::new(seconds).encode(e))
     }
 
     fn sessions(&self, page: &mut Page<'_>) -> fmt::Result {

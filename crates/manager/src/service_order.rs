@@ -100,6 +100,17 @@ impl<J> ServiceOrder<J> {
             self.passed_ahead = 0;
         }
     }
+
+    /// Takes writes out that are not wanted any more, in their order.
+    pub(crate) fn remove_writes(&mut self, mut unwanted: impl FnMut(&J) -> bool) -> Vec<J> {
+        let writes = std::mem::take(&mut self.writes);
+        let (removed, kept): (VecDeque<J>, _) = writes.into_iter().partition(|job| unwanted(job));
+        self.writes = kept;
+        if self.writes.is_empty() {
+            self.passed_writes = 0;
+        }
+        Vec::from(removed)
+    }
 }
 
 /// Tickets that take turns, one job a turn.

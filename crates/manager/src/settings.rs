@@ -3,10 +3,12 @@
 use crate::Amount;
 use crate::args::Args;
 use crate::configuration::{Configuration, flag};
-use crate::tier::TierSettings;
+use crate::ssd::{Capacity, MAX_DIRECTORIES, SsdSettings};
+use crate::tier::MemoryTierSettings;
 use bytesize::ByteSize;
 use orbitkv_core::{Config, ConfigError};
 use orbitkv_shm::AvailableMemory;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 use thiserror::Error;
@@ -79,6 +81,42 @@ pub enum SettingsError {
         /// What was asked for.
         got: u64,
     },
+    /// Directories without a cap.
+    #[error(
+        "{name} is given without --ssd-cache-capacity: say how many bytes the SSD cache may take, for example \
+         --ssd-cache-capacity 64gb"
+    )]
+    NoCapacity {
+        /// Flag, or key and line.
+        name: String,
+    },
+    /// A cap of nothing.
+    #[error("{name} is given without --ssd-cache-path: name a directory on an SSD, or leave it out")]
+    NoDirectory {
+        /// Flag, or key and line.
+        name: String,
+    },
+    /// Two owners of one directory.
+    #[error("{name} names {path} twice: name each directory once")]
+    SameDirectory {
+        /// Flag, or key and line.
+        name: String,
+        /// Which.
+        path: PathBuf,
+    },
+    /// More than extents can tell apart.
+    #[error("{name} names {count} directories; at most {MAX_DIRECTORIES} can be used")]
+    TooManyDirectories {
+        /// Flag, or key and line.
+        name: String,
+        /// How many.
+        count: usize,
+    },
+    /// One thing stands behind the pool.
+    #[error(
+        "--memory-tier-size and --ssd-cache-path are given: choose one, the memory tier is for tests alone"
+    )]
+    TwoTiers,
     /// The core's own check.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -112,14 +150,52 @@ pub fn config(configuration: &Configuration, memory: AvailableMemory) -> Result<
     config.read_batch_bytes = args.query_read_batch.of(pool_bytes);
     config.read_batches = args.query_read_max_batches;
     config.read_timeout_ms = u64::from(args.query_read_timeout_ms);
-    config.tier = tier(args, &config).bytes > 0;
+    let memory_tier = memory_tier(args, &config).bytes > 0;
+    config.tier = memory_tier;
+    if ssd(configuration)?.is_some() {
+        if memory_tier {
+            return Err(SettingsError::TwoTiers);
+        }
+        config.tier = true;
+    }
     config.check()?;
     Ok(config)
 }
 
+/// The SSD cache, if there is one.
+///
+/// # Errors
+/// Values that do not go together.
+pub(crate) fn ssd(configuration: &Configuration) -> Result<Option<SsdSettings>, SettingsError> {
+    let args = &configuration.args;
+    let paths = args.ssd_cache_path.clone();
+    let name = || configuration.name("ssd_cache_path");
+    let capacity = match (args.ssd_cache_capacity, paths.len()) {
+        (None, 0) => return Ok(None),
+        (Some(_), 0) => {
+            return Err(SettingsError::NoDirectory { name: configuration.name("ssd_cache_capacity") });
+        }
+        (None, _) => return Err(SettingsError::NoCapacity { name: name() }),
+        (_, count) if count > MAX_DIRECTORIES => {
+            return Err(SettingsError::TooManyDirectories { name: name(), count });
+        }
+        (Some(Amount::Bytes(bytes)), count) => Capacity::Each(bytes / count as u64),
+        (Some(Amount::Percent(percent)), _) => Capacity::Percent(percent),
+    };
+    // Those that exist, whatever they are called; others would be made under the name that is given.
+    let known = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+    let mut seen = BTreeSet::new();
+    if let Some(path) = paths.iter().find(|path| !seen.insert(known(path))) {
+        return Err(SettingsError::SameDirectory { name: name(), path: path.clone() });
+    }
+    // A share of nothing that is known here: refused as too small by the store.
+    let segment_bytes = args.ssd_segment_size.map(|amount| amount.of(0));
+    Ok(Some(SsdSettings { paths, capacity, min_free: args.ssd_min_free, segment_bytes }))
+}
+
 /// The memory tier, if there is one.
-pub(crate) fn tier(args: &Args, config: &Config) -> TierSettings {
-    TierSettings {
+pub(crate) fn memory_tier(args: &Args, config: &Config) -> MemoryTierSettings {
+    MemoryTierSettings {
         bytes: args.memory_tier_size.of(config.pool_bytes),
         delay: Duration::from_millis(u64::from(args.memory_tier_delay_ms)),
         depth: args.memory_tier_depth,

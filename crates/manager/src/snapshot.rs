@@ -1,6 +1,7 @@
 //! What the manager reports about itself: `/status` as JSON, `/metrics` made of the same numbers.
 
 use crate::sessions::InstanceRow;
+use crate::ssd::SsdStatus;
 use crate::tally::Tally;
 use orbitkv_core::{BUDGET_WAIT_BUCKETS, Counters, Histogram};
 use serde::Serialize;
@@ -34,6 +35,8 @@ pub(crate) struct Status {
     pub(crate) load: LoadStatus,
     /// What stands behind the pool, if anything does.
     pub(crate) tier: Option<TierStatus>,
+    /// Each directory of the SSD cache.
+    pub(crate) ssd: Vec<SsdStatus>,
     pub(crate) sessions: SessionStatus,
     pub(crate) instances: Vec<InstanceRow>,
     pub(crate) counters: CounterStatus,
@@ -92,6 +95,8 @@ pub(crate) struct LoadStatus {
 /// The slower tier.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TierStatus {
+    /// `memory` or `ssd`.
+    pub(crate) kind: &'static str,
     /// Pages that it holds.
     pub(crate) pages: usize,
     /// Pages being written to it, and read from it.

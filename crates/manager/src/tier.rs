@@ -1,102 +1,246 @@
-//! A slower tier in this process's own memory, with a delay: what stands behind the pool until a disk
-//! does. It is driven by the effects that a disk will be driven by.
+//! What stands behind the pool: devices, each with a thread of its own, and the core thread's end of them.
+//!
+//! A page's name says which device its shards are written to, so that a directory sees all versions of a name;
+//! an extent carries the number of its device.
 
-mod device;
-mod store;
+mod handle;
+mod memory;
+mod orders;
+mod outlet;
 
+pub(crate) use handle::{Bell, Handle, pair};
+pub(crate) use memory::MemoryTierSettings;
+pub(crate) use orders::{Done, Job, Order, Place};
+pub(crate) use outlet::Outlet;
+
+use crate::ssd::{self, OpenedDirectory, Report, SsdStatus};
 use crate::waker::Waker;
-use device::Device;
-use orbitkv_core::{ExtentId, NamespaceDigest, SlotRef, StoredName, StoredShard, Ticket};
-use orbitkv_shm::Segment;
+use orbitkv_core::{SlotRef, StoredName};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How large the tier is, and how slow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TierSettings {
-    /// Payload it holds; zero: there is no tier.
-    pub(crate) bytes: u64,
-    /// From the beginning of a job to its end.
-    pub(crate) delay: Duration,
-    /// Jobs under way at once; zero: no limit. Others wait in the order of service.
-    pub(crate) depth: u32,
-}
+/// A device that has been busy with one thing for so long is not waited for.
+const STUCK: Duration = Duration::from_secs(10);
+/// How long devices may take to end.
+const CLOSING: Duration = Duration::from_secs(15);
 
-/// Where a payload is in the pool.
-#[derive(Clone, Debug)]
-pub(crate) struct Place {
-    pub(crate) segment: Arc<Segment>,
-    pub(crate) offset: usize,
-    pub(crate) bytes: usize,
-}
-
-/// What takes the device's time. As many wait as the core allows: it bounds writes, and reads own their bytes.
+/// What there is to be started.
 #[derive(Debug)]
-pub(crate) enum Job {
-    Write {
-        slot: SlotRef,
-        shard: StoredShard,
-        from: Place,
-    },
-    Read {
-        slot: SlotRef,
-        extent: ExtentId,
-        name: StoredName,
-        crc: u64,
-        ticket: Ticket,
-        urgent: bool,
-        into: Place,
-    },
+pub(crate) enum TierParts {
+    None,
+    Memory(MemoryTierSettings),
+    Ssd(Vec<OpenedDirectory>),
 }
 
-/// What the core wants.
 #[derive(Debug)]
-pub(crate) enum Order {
-    Do(Job),
-    Hasten { ticket: Ticket },
-    Erase { extent: ExtentId },
-    Forget { namespace: NamespaceDigest },
+struct Device {
+    handle: Handle,
+    /// What it says of itself.
+    reads: bool,
+    writes: bool,
+    /// What its silence says.
+    stuck: bool,
+    /// Only of a directory.
+    report: Option<Arc<Report>>,
 }
 
-/// What has been done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Done {
-    Written { slot: SlotRef, extent: Option<ExtentId> },
-    Read { slot: SlotRef, good: bool },
-    Lost { name: StoredName, extent: ExtentId },
-    FoundAll,
+impl Device {
+    fn new(handle: Handle, report: Option<Arc<Report>>) -> Self {
+        Self { handle, reads: true, writes: true, stuck: false, report }
+    }
 }
 
-/// The core thread's end of it.
+/// See the module.
 #[derive(Debug)]
 pub(crate) struct Tier {
-    orders: Sender<Order>,
-    done: Receiver<Done>,
+    name: &'static str,
+    devices: Vec<Device>,
+    /// Devices that have not told of everything yet.
+    finding: usize,
+    /// Payloads that are being written.
+    writing: BTreeMap<SlotRef, u32>,
+    writing_bytes: u64,
+    /// What the core was told.
+    told: (bool, bool),
 }
 
 impl Tier {
-    /// Starts the thread.
-    pub(crate) fn start(settings: TierSettings, waker: Waker) -> io::Result<Self> {
-        let (orders, todo) = channel();
-        let (sender, done) = channel();
-        thread::Builder::new()
-            .name("orbitkv-tier".to_owned())
-            .spawn(move || Device::new(settings).serve(&todo, &sender, &waker))?;
-        Ok(Self { orders, done })
+    /// Starts the threads, if there is a tier.
+    pub(crate) fn start(parts: TierParts, waker: &Waker) -> io::Result<Option<Self>> {
+        let (name, devices) = match parts {
+            TierParts::None => return Ok(None),
+            TierParts::Memory(settings) => {
+                ("memory", vec![Device::new(memory::start(settings, waker.clone())?, None)])
+            }
+            TierParts::Ssd(opened) => {
+                let started = opened.into_iter().zip(0..).map(|(directory, number)| {
+                    let (handle, report) = ssd::start(directory, number, waker.clone())?;
+                    Ok(Device::new(handle, Some(report)))
+                });
+                ("ssd", started.collect::<io::Result<_>>()?)
+            }
+        };
+        let (finding, writing) = (devices.len(), BTreeMap::new());
+        Ok(Some(Self { name, devices, finding, writing, writing_bytes: 0, told: (true, true) }))
     }
 
-    /// Hands an order over. A tier whose thread has ended never answers: reads end at their deadlines.
-    pub(crate) fn submit(&self, order: Order) {
-        if self.orders.send(order).is_err() {
-            tracing::error!("the tier's thread has ended");
+    /// For labels: `memory` or `ssd`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Hands an order over. A device whose thread has ended never answers: reads end at their deadlines.
+    pub(crate) fn submit(&mut self, order: Order) {
+        match &order {
+            Order::Do(Job::Write { slot, shard, .. }) => {
+                self.writing.insert(*slot, shard.payload_bytes);
+                self.writing_bytes += u64::from(shard.payload_bytes);
+                self.send(device_of(&shard.name, self.devices.len()), order);
+            }
+            Order::Do(Job::Read { extent, .. }) | Order::Erase { extent } => {
+                self.send(ssd::device_of(*extent), order);
+            }
+            Order::Hasten { ticket } => {
+                let ticket = *ticket;
+                (0..self.devices.len()).for_each(|device| self.send(device, Order::Hasten { ticket }));
+            }
+            Order::Forget { namespace } => {
+                let namespace = *namespace;
+                (0..self.devices.len()).for_each(|device| self.send(device, Order::Forget { namespace }));
+            }
         }
     }
 
-    /// The next job that has ended.
-    pub(crate) fn next_done(&self) -> Option<Done> {
-        self.done.try_recv().ok()
+    fn send(&self, device: usize, order: Order) {
+        if !self.devices.get(device).is_some_and(|device| device.handle.send(order)) {
+            tracing::error!(device, "the thread of a tier's device has ended");
+        }
+    }
+
+    /// The next thing that the core has to know.
+    pub(crate) fn next_done(&mut self) -> Option<Done> {
+        for at in 0..self.devices.len() {
+            while let Some(done) = self.devices.get(at)?.handle.next_done() {
+                if let Some(done) = self.digest(at, done) {
+                    return Some(done);
+                }
+            }
+        }
+        None
+    }
+
+    /// What one device says, as the core is to hear it of all.
+    fn digest(&mut self, at: usize, done: Done) -> Option<Done> {
+        match done {
+            Done::Written { slot, .. } => {
+                let bytes = self.writing.remove(&slot).unwrap_or(0);
+                self.writing_bytes -= u64::from(bytes);
+                Some(done)
+            }
+            Done::FoundAll => {
+                self.finding -= 1;
+                (self.finding == 0).then_some(done)
+            }
+            Done::State { reads, writes } => {
+                if let Some(device) = self.devices.get_mut(at) {
+                    (device.reads, device.writes) = (reads, writes);
+                }
+                self.state()
+            }
+            done => Some(done),
+        }
+    }
+
+    /// What all devices together can do, if it has changed. One that is stuck takes the others with it: nobody
+    /// waits for a page of which a shard may be there.
+    fn state(&mut self) -> Option<Done> {
+        let stuck = self.devices.iter().any(|device| device.stuck);
+        let reads = !stuck && self.devices.iter().any(|device| device.reads);
+        let writes = !stuck && self.devices.iter().any(|device| device.writes);
+        let changed = self.told != (reads, writes);
+        self.told = (reads, writes);
+        changed.then_some(Done::State { reads, writes })
+    }
+
+    /// Looks for devices that do not move, or do again.
+    pub(crate) fn watch(&mut self, now: Instant) -> Option<Done> {
+        for device in &mut self.devices {
+            let Some(report) = &device.report else { continue };
+            let busy = report.busy_for(now);
+            let stuck = busy.is_some_and(|busy| busy >= STUCK);
+            if stuck != device.stuck {
+                let directory = report.path();
+                if stuck {
+                    tracing::error!(directory, "the SSD cache does not answer: going on without it");
+                } else {
+                    tracing::info!(directory, "the SSD cache answers again");
+                }
+                device.stuck = stuck;
+                report.set_stuck(stuck);
+            }
+        }
+        self.state()
+    }
+
+    /// Whether there is something to watch although the core waits for nothing.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.devices.iter().any(|device| device.stuck)
+    }
+
+    /// Payload that is being written.
+    pub(crate) fn writing_bytes(&self) -> u64 {
+        self.writing_bytes
+    }
+
+    /// What each directory says of itself.
+    pub(crate) fn status(&self) -> Vec<SsdStatus> {
+        self.devices.iter().filter_map(|device| Some(device.report.as_ref()?.status())).collect()
+    }
+
+    /// Has each device finish its writes and end. What takes too long is left as a crash would leave it.
+    pub(crate) fn close(mut self) {
+        self.devices.iter_mut().for_each(|device| device.handle.close());
+        let until = Instant::now() + CLOSING;
+        for device in &self.devices {
+            if !device.handle.has_ended(until.saturating_duration_since(Instant::now())) {
+                tracing::error!("a tier's device has not ended: it is left as a crash would leave it");
+            }
+        }
+    }
+}
+
+/// Which of `devices` holds the shards of that name.
+fn device_of(name: &StoredName, devices: usize) -> usize {
+    // Hashes need not be spread evenly: engines choose them.
+    let mixed = name.hash.0.iter().fold(u64::from(name.shard.0), |mixed, byte| {
+        (mixed ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let folded = mixed ^ (mixed >> 32);
+    usize::try_from(folded % devices.max(1) as u64).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use orbitkv_core::{BlockHash, GroupId, NamespaceDigest, ShardId};
+
+    #[test]
+    fn names_are_spread_and_keep_their_device() {
+        let name = |i: u64| {
+            let mut hash = [0; 32];
+            hash[..8].copy_from_slice(&i.to_le_bytes());
+            let (namespace, group) = (NamespaceDigest([0; 32]), GroupId(0));
+            StoredName { namespace, group, hash: BlockHash(hash), shard: ShardId(0) }
+        };
+        let mut counts = [0; 3];
+        for i in 0..3000 {
+            let device = device_of(&name(i), 3);
+            assert_eq!(device, device_of(&name(i), 3));
+            counts[device] += 1;
+        }
+        assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
+        assert_eq!(device_of(&name(7), 1), 0);
     }
 }

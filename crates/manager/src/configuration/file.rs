@@ -17,8 +17,8 @@ pub(crate) struct Entry {
     pub(crate) setting: &'static Setting,
     /// From 1.
     pub(crate) line: usize,
-    /// What the flag would be given.
-    text: String,
+    /// What the flag would be given, once or several times.
+    texts: Vec<String>,
     /// What stands in the file.
     written: String,
 }
@@ -27,7 +27,7 @@ impl Entry {
     /// Sets the value.
     pub(crate) fn apply(&self, args: &mut Args, path: &Path) -> Result<(), FileError> {
         let Setting { key, expected, set, .. } = self.setting;
-        set(args, &self.text).map_err(|reason| {
+        self.texts.iter().try_for_each(|text| set(args, text)).map_err(|reason| {
             let problem = FileProblem::BadValue { key, value: self.written.clone(), reason, expected };
             FileError::At { path: path.into(), line: self.line, problem }
         })
@@ -55,23 +55,32 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Entry>, FileError> {
         .into_iter()
         .map(|(key, value)| {
             let offset = key.span().start;
-            let (setting, value_text) = entry(key.get_ref(), value).map_err(|problem| at(offset, problem))?;
+            let (setting, texts) = entry(key.get_ref(), value).map_err(|problem| at(offset, problem))?;
             let written = text.get(value.span()).unwrap_or_default().to_owned();
-            Ok(Entry { setting, line: line_of(&bytes, offset), text: value_text, written })
+            Ok(Entry { setting, line: line_of(&bytes, offset), texts, written })
         })
         .collect()
 }
 
-/// The setting of a key, and its value as text.
-fn entry(key: &str, value: &Spanned<DeValue<'_>>) -> Result<(&'static Setting, String), FileProblem> {
+/// The setting of a key, and its value as text; a list is several.
+fn entry(key: &str, value: &Spanned<DeValue<'_>>) -> Result<(&'static Setting, Vec<String>), FileProblem> {
     let setting = setting::find(key)
         .ok_or_else(|| FileProblem::UnknownKey { key: key.to_owned(), nearest: setting::nearest(key) })?;
     let found = match value.get_ref() {
-        DeValue::String(text) => return Ok((setting, text.clone().into_owned())),
+        DeValue::String(text) => return Ok((setting, vec![text.clone().into_owned()])),
+        DeValue::Array(items) if setting.takes_list => {
+            let texts: Option<Vec<String>> =
+                items.iter().map(|item| item.get_ref().as_str().map(str::to_owned)).collect();
+            match texts {
+                Some(texts) => return Ok((setting, texts)),
+                None => "an array with something else than text",
+            }
+        }
         DeValue::Integer(integer) if setting.takes_integer => {
             // Of any radix; what does not fit is left to the size's own parser to refuse.
             let bytes = u64::from_str_radix(integer.as_str(), integer.radix());
-            return Ok((setting, bytes.map_or_else(|_| integer.to_string(), |bytes| bytes.to_string())));
+            let text = bytes.map_or_else(|_| integer.to_string(), |bytes| bytes.to_string());
+            return Ok((setting, vec![text]));
         }
         DeValue::Integer(_) => "an integer",
         DeValue::Float(_) => "a float",

@@ -14,6 +14,8 @@ pub(crate) struct Setting {
     pub(crate) environment: Option<&'static str>,
     /// Whether a TOML integer is a value; strings are always.
     pub(crate) takes_integer: bool,
+    /// Whether an array of strings is one, and the flag may be repeated.
+    pub(crate) takes_list: bool,
     /// What to write, for an error.
     pub(crate) expected: &'static str,
     /// Sets it from the text that the flag would take, or says what is wrong with that text.
@@ -23,6 +25,8 @@ pub(crate) struct Setting {
 const SIZE: &str = r#"a size such as "4gb", a share such as "25%", or a number of bytes"#;
 const NUMBER: &str = "a number from 0 to 4294967295";
 const PATH: &str = r#"a path in quotes, such as "/run/orbitkv/manager.sock""#;
+
+const PATHS: &str = r#"a path in quotes, or several: ["/nvme0/orbitkv", "/nvme1/orbitkv"]"#;
 
 /// In the order of the flags.
 pub(crate) const ALL: &[Setting] = &[
@@ -39,6 +43,13 @@ pub(crate) const ALL: &[Setting] = &[
     size("query_read_batch", |args, text| parse(text).map(|v| args.query_read_batch = v)),
     number("query_read_max_batches", "", |args, text| parse(text).map(|v| args.query_read_max_batches = v)),
     number("query_read_timeout_ms", "ms", |args, text| parse(text).map(|v| args.query_read_timeout_ms = v)),
+    Setting {
+        takes_list: true,
+        ..text("ssd_cache_path", PATHS, |args, text| path(text).map(|v| args.ssd_cache_path.push(v)))
+    },
+    size("ssd_cache_capacity", |args, text| parse(text).map(|v| args.ssd_cache_capacity = Some(v))),
+    size("ssd_min_free", |args, text| parse(text).map(|v| args.ssd_min_free = v)),
+    size("ssd_segment_size", |args, text| parse(text).map(|v| args.ssd_segment_size = Some(v))),
     size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
     number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),
     number("memory_tier_depth", "", |args, text| parse(text).map(|v| args.memory_tier_depth = v)),
@@ -63,7 +74,15 @@ pub(crate) fn nearest(wrong: &str) -> &'static str {
 }
 
 const fn size(key: &'static str, set: fn(&mut Args, &str) -> Result<(), String>) -> Setting {
-    Setting { key, unit: "bytes", environment: None, takes_integer: true, expected: SIZE, set }
+    Setting {
+        key,
+        unit: "bytes",
+        environment: None,
+        takes_integer: true,
+        takes_list: false,
+        expected: SIZE,
+        set,
+    }
 }
 
 const fn number(
@@ -71,7 +90,7 @@ const fn number(
     unit: &'static str,
     set: fn(&mut Args, &str) -> Result<(), String>,
 ) -> Setting {
-    Setting { key, unit, environment: None, takes_integer: true, expected: NUMBER, set }
+    Setting { key, unit, environment: None, takes_integer: true, takes_list: false, expected: NUMBER, set }
 }
 
 const fn text(
@@ -79,7 +98,7 @@ const fn text(
     expected: &'static str,
     set: fn(&mut Args, &str) -> Result<(), String>,
 ) -> Setting {
-    Setting { key, unit: "", environment: None, takes_integer: false, expected, set }
+    Setting { key, unit: "", environment: None, takes_integer: false, takes_list: false, expected, set }
 }
 
 fn parse<T: FromStr<Err: ToString>>(text: &str) -> Result<T, String> {

@@ -68,8 +68,22 @@ fn value_of(
         "query_read_batch" => (config.read_batch_bytes.into(), args.query_read_batch.0.and_then(of_pool)),
         "query_read_max_batches" => (args.query_read_max_batches.into(), None),
         "query_read_timeout_ms" => (args.query_read_timeout_ms.into(), None),
+        "ssd_cache_path" => match &args.ssd_cache_path[..] {
+            [] => (Value::Null, None),
+            paths => (paths.iter().map(|path| path.to_string_lossy()).collect(), None),
+        },
+        "ssd_cache_capacity" => {
+            let in_all = || format!("{} directories, in equal parts", args.ssd_cache_path.len());
+            let several = (args.ssd_cache_path.len() > 1).then(in_all);
+            args.ssd_cache_capacity.map_or((Value::Null, None), |amount| of_disk(amount, several))
+        }
+        "ssd_min_free" => args.ssd_min_free.0.map_or((0.into(), None), |amount| of_disk(amount, None)),
+        "ssd_segment_size" => match args.ssd_segment_size {
+            Some(amount) => of_disk(amount, None),
+            None => (Value::Null, Some("a 64th of a directory's capacity, 64 MiB to 1 GiB".to_owned())),
+        },
         "memory_tier_size" => {
-            (settings::tier(args, config).bytes.into(), args.memory_tier_size.0.and_then(of_pool))
+            (settings::memory_tier(args, config).bytes.into(), args.memory_tier_size.0.and_then(of_pool))
         }
         "memory_tier_delay_ms" => (args.memory_tier_delay_ms.into(), None),
         "memory_tier_depth" => (args.memory_tier_depth.into(), None),
@@ -83,6 +97,14 @@ fn value_of(
         "log_format" => (word(&args.log_format), None),
         "log_level" => (word(&args.log_level), None),
         _ => (Value::Null, None),
+    }
+}
+
+/// A share stays one: directories may lie on several file systems.
+fn of_disk(amount: Amount, derived: Option<String>) -> (Value, Option<String>) {
+    match amount {
+        Amount::Bytes(bytes) => (bytes.into(), derived),
+        Amount::Percent(percent) => (format!("{percent}%").into(), Some("of each file system".to_owned())),
     }
 }
 
@@ -137,6 +159,7 @@ fn cells(row: &Row) -> [String; 4] {
     let value = match &row.value {
         Value::Null => "none".to_owned(),
         Value::String(text) => text.clone(),
+        Value::Array(texts) => texts.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
         // Exact for scripts and limits, short for people.
         number => number.as_u64().filter(|_| row.unit == "bytes").map_or_else(
             || number.to_string(),

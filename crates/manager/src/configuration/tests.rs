@@ -40,6 +40,10 @@ fn the_file_sets_every_key() {
         query_read_batch = "32mib"
         query_read_max_batches = 1
         query_read_timeout_ms = 100
+        ssd_cache_path = ["/a", "/b"]
+        ssd_cache_capacity = "64gb"
+        ssd_min_free = 0
+        ssd_segment_size = "1mib"
         memory_tier_size = 0
         memory_tier_delay_ms = "7"
         memory_tier_depth = 4
@@ -57,6 +61,9 @@ fn the_file_sets_every_key() {
     assert_eq!(args.query_instance_budget, Some(Amount::Percent(10)));
     assert_eq!(args.query_read_batch.0, Some(Amount::Bytes(32 << 20)));
     assert_eq!((args.query_read_max_batches, args.query_read_timeout_ms), (1, 100));
+    assert_eq!(args.ssd_cache_path, [Path::new("/a"), Path::new("/b")]);
+    assert_eq!(args.ssd_cache_capacity, Some(Amount::Bytes(64_000_000_000)));
+    assert_eq!((args.ssd_min_free.0, args.ssd_segment_size), (None, Some(Amount::Bytes(1 << 20))));
     assert_eq!((args.memory_tier_size.0, args.memory_tier_delay_ms), (None, 7));
     assert_eq!(args.memory_tier_depth, 4);
     assert_eq!(args.segment_size, Some(Amount::Bytes(2 << 20)));
@@ -114,6 +121,7 @@ fn a_wrong_type_is_named() {
         ("pool_size = true", "pool_size", "a boolean"),
         ("pool_size = 4.5", "pool_size", "a float"),
         ("query_budget = [1]", "query_budget", "an array"),
+        ("ssd_cache_path = [1]", "ssd_cache_path", "an array with something else than text"),
         ("socket = 5", "socket", "an integer"),
         ("log_level.x = 1", "log_level", "a table"),
         ("ready_file = 2026-01-01", "ready_file", "a date or time"),

@@ -1,10 +1,11 @@
 //! Answers to the HTTP thread.
 
 use super::Server;
-use crate::admin::AdminRequest;
+use crate::admin::{AdminRequest, Dropped};
 use crate::snapshot::{
     LoadStatus, PoolStatus, QueryStatus, SaveStatus, SessionStatus, Snapshot, Status, TierStatus,
 };
+use crate::tier::Tier;
 use orbitkv_core::{Account, Event, Phase};
 
 impl Server {
@@ -20,10 +21,16 @@ impl Server {
                 AdminRequest::Snapshot(answer) => {
                     let _ = answer.send(self.snapshot());
                 }
-                AdminRequest::DropMemory(answer) => {
-                    let before = self.core.counters().dropped_pages;
-                    self.feed(Event::DropUnleased);
-                    let _ = answer.send(self.core.counters().dropped_pages - before);
+                AdminRequest::DropMemory { when_written, answer } => {
+                    let pending = self.tier.as_ref().map_or(0, Tier::writing_bytes);
+                    let dropped = if when_written && pending > 0 {
+                        Dropped::Pending(pending)
+                    } else {
+                        let before = self.core.counters().dropped_pages;
+                        self.feed(Event::DropUnleased);
+                        Dropped::Pages(self.core.counters().dropped_pages - before)
+                    };
+                    let _ = answer.send(dropped);
                 }
             }
         }
@@ -51,10 +58,12 @@ impl Server {
             query: self.query_status(),
             save: SaveStatus { reservations: core.saves(), inflight_bytes: core.filling_bytes() },
             load: LoadStatus { inflight_bytes: core.ledger().account_bytes(Account::Restoring) },
-            tier: core.config().tier.then(|| {
+            tier: self.tier.as_ref().map(|tier| {
                 let (write_queue_pending, read_queue_pending) = core.tier_inflight();
-                TierStatus { pages: core.stored_pages(), write_queue_pending, read_queue_pending }
+                let (kind, pages) = (tier.name(), core.stored_pages());
+                TierStatus { kind, pages, write_queue_pending, read_queue_pending }
             }),
+            ssd: self.tier.as_ref().map_or_else(Vec::new, Tier::status),
             sessions: SessionStatus {
                 open: self.sessions.open(),
                 unfinished: core.sessions().saturating_sub(self.sessions.open()),

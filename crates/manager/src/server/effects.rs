@@ -10,9 +10,14 @@ use orbitkv_core::{
 };
 use orbitkv_wire::ToClient;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Header in front of each payload.
 const HEADER_BYTES: u64 = 4096;
+/// Answers of the tier that are handled before others have their turn; one may tell of some dozen pages.
+const DONE_PER_TURN: usize = 64;
+/// How often a tier that is waited for is looked at.
+const WATCH_MS: u64 = 1_000;
 
 impl Server {
     /// Gives the core one event and carries out what follows. False if the event was refused.
@@ -141,23 +146,49 @@ impl Server {
         Some(Place { segment: Arc::clone(&shared.segment), offset, bytes })
     }
 
-    fn submit(&self, order: Option<Order>) {
-        match (&self.tier, order) {
+    fn submit(&mut self, order: Option<Order>) {
+        match (&mut self.tier, order) {
             (Some(tier), Some(order)) => tier.submit(order),
             _ => tracing::error!("work for a tier that is not there"),
         }
+        if self.watch_tier_at.is_none() {
+            self.watch_tier_at = Some(self.clock.now().plus_ms(WATCH_MS));
+        }
     }
 
-    /// Tells the core what the tier has done.
+    /// Tells the core what the tier has done. At most so much at once: an earlier run may have left a million
+    /// pages, and others wait for the core as well.
     pub(super) fn take_done(&mut self) {
-        while let Some(done) = self.tier.as_ref().and_then(Tier::next_done) {
-            match done {
-                Done::Written { slot, extent } => self.feed(Event::Written { slot, extent }),
-                Done::Read { slot, good } => self.feed(Event::ReadDone { slot, good }),
-                Done::Lost { name, extent } => self.feed(Event::ExtentLost { name, extent }),
-                Done::FoundAll => self.feed(Event::FoundAll),
-            };
+        for _ in 0..DONE_PER_TURN {
+            let Some(done) = self.tier.as_mut().and_then(Tier::next_done) else { return };
+            self.feed_done(&done);
         }
+        self.waker.wake();
+    }
+
+    fn feed_done(&mut self, done: &Done) {
+        match *done {
+            Done::Written { slot, extent } => self.feed(Event::Written { slot, extent }),
+            Done::Read { slot, good } => self.feed(Event::ReadDone { slot, good }),
+            Done::Lost { name, extent } => self.feed(Event::ExtentLost { name, extent }),
+            Done::Moved { name, from, to } => self.feed(Event::ExtentMoved { name, from, to }),
+            Done::Found(ref shards) => {
+                shards.iter().fold(true, |all, shard| self.feed(Event::Found(shard)) && all)
+            }
+            Done::FoundAll => self.feed(Event::FoundAll),
+            Done::State { reads, writes } => self.feed(Event::TierState { reads, writes }),
+        };
+    }
+
+    /// Looks whether the tier moves, while somebody waits for it.
+    pub(super) fn watch_tier(&mut self) {
+        let told = self.tier.as_mut().and_then(|tier| tier.watch(Instant::now()));
+        if let Some(done) = told {
+            self.feed_done(&done);
+        }
+        let waited_for =
+            self.core.tier_inflight() != (0, 0) || self.tier.as_ref().is_some_and(Tier::is_stuck);
+        self.watch_tier_at = waited_for.then(|| self.clock.now().plus_ms(WATCH_MS));
     }
 
     /// Tells the core about segments that have grown, or could not.

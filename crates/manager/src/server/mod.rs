@@ -20,7 +20,7 @@ use crate::pool::Pool;
 use crate::processes::Processes;
 use crate::sessions::Sessions;
 use crate::tally::{CloseReason, Tally};
-use crate::tier::{Tier, TierSettings};
+use crate::tier::{Tier, TierParts};
 use crate::waker::Waker;
 use orbitkv_core::{BlockHash, Config, ConfigError, Core, Effect, Micros};
 use orbitkv_wire::{Part, RecoveredItem};
@@ -60,8 +60,8 @@ pub enum ServerError {
 /// What the core thread needs from the outside.
 pub(crate) struct Parts {
     pub(crate) config: Config,
-    /// Used if the configuration has a tier.
-    pub(crate) tier: TierSettings,
+    /// There is one if the configuration has a tier.
+    pub(crate) tier: TierParts,
     pub(crate) claim: Claim,
     pub(crate) listener: UnixListener,
     /// Becomes readable at a signal to stop.
@@ -106,6 +106,8 @@ pub(crate) struct Server {
     processes: Processes,
     pool: Pool,
     tier: Option<Tier>,
+    /// When to look whether the tier moves; set while somebody waits for it.
+    watch_tier_at: Option<Micros>,
     tally: Tally,
     leases: LeaseClock,
     /// Connections without a hello, oldest first.
@@ -139,10 +141,7 @@ impl Server {
         poller.add(&parts.signals, Token::Signal).map_err(failed("epoll"))?;
         poller.add(&parts.waker, Token::Wake).map_err(failed("epoll"))?;
         let pool = Pool::start(parts.waker.clone()).map_err(failed("the pool thread"))?;
-        let tier = match parts.config.tier {
-            true => Some(Tier::start(parts.tier, parts.waker.clone()).map_err(failed("the tier thread"))?),
-            false => None,
-        };
+        let tier = Tier::start(parts.tier, &parts.waker).map_err(failed("the tier thread"))?;
         #[cfg(feature = "test-hooks")]
         let parked = crate::hooks::Parked::new(parts.waker.clone());
         Ok(Self {
@@ -163,6 +162,7 @@ impl Server {
             processes: Processes::default(),
             pool,
             tier,
+            watch_tier_at: None,
             tally: Tally::default(),
             leases: LeaseClock::default(),
             greetings: VecDeque::new(),
@@ -179,7 +179,8 @@ impl Server {
         })
     }
 
-    /// Serves until a signal to stop, then until every client has its replies or a second has passed.
+    /// Serves until a signal to stop, then until every client has its replies or a second has passed, and
+    /// the tier has written what it should.
     pub(crate) fn run(mut self) -> Result<(), ServerError> {
         let mut ready = Vec::new();
         while !self.drained() {
@@ -192,6 +193,10 @@ impl Server {
             self.expire();
             self.settle();
             self.flush_dirty();
+        }
+        // Our socket is claimed until then: a manager that comes now is told so, and not half of it.
+        if let Some(tier) = self.tier.take() {
+            tier.close();
         }
         Ok(())
     }

@@ -25,6 +25,7 @@ impl Server {
             front(&self.farewells),
             self.accept_after,
             self.drain_until,
+            self.watch_tier_at,
         ];
         due.into_iter().flatten().min().map(|at| self.clock.until(at))
     }
@@ -33,6 +34,9 @@ impl Server {
         let now = self.clock.now();
         if self.core.next_deadline().is_some_and(|at| at <= now) {
             self.feed(Event::Tick);
+        }
+        if self.watch_tier_at.is_some_and(|at| at <= now) {
+            self.watch_tier();
         }
         while let Some(id) = pop_due(&mut self.greetings, now) {
             if self.connections.get(&id).is_some_and(|c| c.stage == Stage::Greeting) {

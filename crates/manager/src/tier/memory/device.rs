@@ -1,13 +1,13 @@
 //! How the memory tier behaves like a device: each job takes its time, so many at once, in the order of
 //! service.
 
+use super::MemoryTierSettings;
 use super::store::Store;
-use super::{Done, Job, Order, TierSettings};
 use crate::service_order::{Service, ServiceOrder};
-use crate::waker::Waker;
+use crate::tier::{Done, Job, Order, Outlet};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::Instant;
 
 /// A job under way and when it ends; the earliest comes first in a heap.
@@ -39,7 +39,7 @@ impl Ord for Serving {
 
 /// The tier's thread.
 pub(super) struct Device {
-    settings: TierSettings,
+    settings: MemoryTierSettings,
     store: Store,
     waiting: ServiceOrder<Job>,
     serving: BinaryHeap<Serving>,
@@ -47,19 +47,17 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub(super) fn new(settings: TierSettings) -> Self {
+    pub(super) fn new(settings: MemoryTierSettings) -> Self {
         let store = Store::new(settings.bytes);
         Self { settings, store, waiting: ServiceOrder::default(), serving: BinaryHeap::new(), begun: 0 }
     }
 
     /// Serves until either end of the tier is gone.
-    pub(super) fn serve(mut self, todo: &Receiver<Order>, done: &Sender<Done>, waker: &Waker) {
+    pub(super) fn serve(mut self, todo: &Receiver<Order>, outlet: &mut Outlet) {
         // Memory holds nothing of an earlier run.
-        if done.send(Done::FoundAll).is_err() {
-            return;
-        }
-        waker.wake();
-        loop {
+        outlet.tell(Done::FoundAll);
+        outlet.flush();
+        while outlet.is_listened_to() {
             // All that has come before any of it begins: who came first is one thing, who goes first another.
             loop {
                 match todo.try_recv() {
@@ -76,10 +74,8 @@ impl Device {
             match next {
                 Ok(order) => self.take(order),
                 Err(RecvTimeoutError::Timeout) => {
-                    if !self.end_first(done) {
-                        return;
-                    }
-                    waker.wake();
+                    self.end_first(outlet);
+                    outlet.flush();
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -112,11 +108,10 @@ impl Device {
         }
     }
 
-    /// Carries the first one out. False if nobody listens.
-    fn end_first(&mut self, done: &Sender<Done>) -> bool {
-        let Some(Serving { job, .. }) = self.serving.pop() else { return true };
-        let mut sent = true;
-        self.store.carry_out(job, |what| sent &= done.send(what).is_ok());
-        sent
+    /// Carries the first one out.
+    fn end_first(&mut self, outlet: &mut Outlet) {
+        if let Some(Serving { job, .. }) = self.serving.pop() {
+            self.store.carry_out(job, |what| outlet.tell(what));
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What the memory tier holds.
 
-use super::{Done, Job, Place};
+use crate::tier::{Done, Job, Place};
 use crc_fast::{CrcAlgorithm, checksum};
 use orbitkv_core::{ExtentId, NamespaceDigest, StoredName};
 use std::collections::{BTreeMap, VecDeque};

@@ -1,0 +1,99 @@
+//! What a directory can do after what went wrong.
+
+use super::device::Device;
+use super::page_disk::PageDisk;
+use super::report::SsdState;
+use crate::tier::Done;
+use orbitkv_store::{Advice, DiskError, StoreError};
+
+/// So many reads in a row that the file system refuses: the directory is of no use.
+const READS_IN_A_ROW: u32 = 16;
+/// So many bad pages are logged one by one.
+const LOGGED: u32 = 10;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    pub(super) state: SsdState,
+    failed_reads: u32,
+    logged: u32,
+}
+
+impl Health {
+    pub(super) fn read_well(&mut self) {
+        self.failed_reads = 0;
+    }
+
+    /// Whether this bad page is to be logged.
+    pub(super) fn is_worth_a_line(&mut self) -> bool {
+        self.logged = self.logged.saturating_add(1);
+        self.logged <= LOGGED
+    }
+}
+
+impl<D: PageDisk> Device<D> {
+    /// Whether pages may be written now.
+    pub(super) fn is_writable(&self) -> bool {
+        matches!(self.health.state, SsdState::Serving)
+    }
+
+    /// Changes what is done, says so once, and tells the core.
+    pub(super) fn set_state(&mut self, state: SsdState, why: &str) {
+        let before = self.health.state;
+        // Nothing is trusted again before the next start.
+        let kept = before == SsdState::Off || (before == SsdState::ReadOnly && state != SsdState::Off);
+        if before == state || kept {
+            return;
+        }
+        self.health.state = state;
+        self.report.update(|status| status.state = state);
+        let directory = self.report.path();
+        match state {
+            SsdState::Serving | SsdState::Recovering | SsdState::Stuck => {
+                tracing::info!(directory, "SSD cache reads and writes: {why}");
+            }
+            SsdState::Full => tracing::warn!(directory, "SSD cache writes nothing for now: {why}"),
+            SsdState::ReadOnly => {
+                tracing::error!(
+                    directory,
+                    "SSD cache writes nothing until the manager is started again: {why}"
+                );
+            }
+            SsdState::Off => tracing::error!(directory, "SSD cache is off: {why}; going on without it"),
+        }
+        let writes = state == SsdState::Serving;
+        self.outlet.tell(Done::State { reads: state != SsdState::Off, writes });
+    }
+
+    /// The store could not do something of its own.
+    pub(super) fn store_failed(&mut self, error: &StoreError) {
+        self.report.update(|status| status.write_errors += 1);
+        match error.advice() {
+            Advice::Miss | Advice::Retry => tracing::debug!("SSD cache: {error}"),
+            Advice::ReadOnly => self.set_state(SsdState::ReadOnly, &error.to_string()),
+            Advice::TierOff | Advice::Fatal => self.set_state(SsdState::Off, &error.to_string()),
+        }
+    }
+
+    /// The file system refused a page.
+    pub(super) fn write_failed(&mut self, error: &DiskError) {
+        self.report.update(|status| status.write_errors += 1);
+        if *error == DiskError::NoSpace {
+            self.set_state(SsdState::Full, "the file system is full; free some space, or lower the capacity");
+        } else {
+            self.set_state(SsdState::ReadOnly, &format!("a page cannot be written: {error}"));
+        }
+    }
+
+    /// The file system did not give a page.
+    pub(super) fn read_failed(&mut self, error: &DiskError) {
+        self.report.update(|status| status.read_errors += 1);
+        if self.health.is_worth_a_line() {
+            tracing::warn!(directory = self.report.path(), "a page cannot be read: {error}");
+        }
+        self.health.failed_reads += 1;
+        if self.health.failed_reads >= READS_IN_A_ROW {
+            self.set_state(SsdState::Off, &format!("{READS_IN_A_ROW} reads in a row failed: {error}"));
+        }
+    }
+}

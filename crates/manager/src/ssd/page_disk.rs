@@ -1,0 +1,41 @@
+//! What a directory's thread needs of a disk, whatever it is made of.
+
+use crate::tier::{Bell, Place};
+use orbitkv_store::{Block, Direction, Disk};
+use std::time::Duration;
+
+/// Bytes of the header in front of each payload.
+pub(super) const HEADER_BYTES: usize = orbitkv_store::BLOCK_BYTES;
+
+/// Memory of a page on its way: header, payload, padding.
+pub(super) trait PageBuffer: Sized + Send + 'static {
+    /// The slot of that payload, `bytes` long from its header on. `None` if it is not that large.
+    fn of_slot(place: &Place, bytes: usize, direction: Direction) -> Option<Self>;
+
+    /// Memory of its own, for pages that are moved.
+    fn own(bytes: usize) -> Option<Self>;
+
+    /// Puts the header in front.
+    fn put_header(&mut self, header: &Block) -> bool;
+
+    /// The header that was read.
+    fn header(&self) -> Option<Block>;
+
+    /// CRC-64/NVME of so many bytes behind the header.
+    fn payload_crc(&self, bytes: usize) -> Option<u64>;
+
+    /// After a read: whether the bytes are in the slot from now on.
+    fn land(&mut self) -> bool;
+}
+
+/// A disk that its thread can wait for.
+pub(super) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
+    /// What wakes [`PageDisk::wait`]; `None` if unparking its thread does.
+    fn bell(&self) -> Option<Bell>;
+
+    /// Waits until a request may have ended, the bell was rung, or the time is over. It may return early.
+    fn wait(&mut self, timeout: Duration);
+
+    /// How it works, for people.
+    fn mode(&self) -> String;
+}
