@@ -145,14 +145,16 @@ impl<D: PageDisk> Device<D> {
             }
         }
         self.moves.unwanted_of(&namespace.0);
-        if let Err(error) = self.log.forget(&namespace.0) {
-            let directory = self.report.path();
-            tracing::error!(
-                directory,
-                "pages that were reset may be found again by the next manager: {error}; remove the directory's \
-                 files before it starts"
-            );
-            self.store_failed(&error);
+        match self.log.forget(&namespace.0) {
+            Ok(()) => self.report.update(|status| status.recorded_resets += 1),
+            Err(error) => {
+                tracing::error!(
+                    directory = self.report.path(),
+                    "pages that were reset may be found again by the next manager: {error}; remove the files of \
+                     the directory before it starts"
+                );
+                self.store_failed(&error);
+            }
         }
     }
 

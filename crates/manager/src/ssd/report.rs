@@ -68,6 +68,8 @@ pub(crate) struct SsdStatus {
     pub(crate) evicted_pages: u64,
     /// Pages that were kept when their segment went.
     pub(crate) relocated_pages: u64,
+    /// Resets of a namespace that hold for later managers too.
+    pub(crate) recorded_resets: u64,
 }
 
 /// How far a directory has been read after the start.

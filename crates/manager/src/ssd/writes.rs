@@ -17,7 +17,11 @@ impl<D: PageDisk> Device<D> {
         let page = record(&write.shard);
         loop {
             match self.log.append(&page) {
-                Ok(placement) => return self.write(write, &placement),
+                Ok(placement) => {
+                    // As early as the store wants it: later there is no room for what should be kept.
+                    self.make_room();
+                    return self.write(write, &placement);
+                }
                 // The room that the moved pages leave is what it waits for.
                 Err(AppendError::NoRoom) if !self.moves.is_empty() => return self.held.push(write),
                 // Each time another segment goes, so this ends.
@@ -80,7 +84,6 @@ impl<D: PageDisk> Device<D> {
         if let Err(error) = sealed {
             self.store_failed(&error);
         }
-        self.make_room();
     }
 
     /// Why a page has no place.

@@ -6,6 +6,7 @@ mod beside;
 mod client;
 mod engine;
 mod manager;
+pub mod ssd;
 
 pub use beside::Beside;
 pub use client::{Client, Message, hello};
