@@ -99,6 +99,11 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", default_value = "5%")]
     pub ssd_min_free: AmountOrNone,
 
+    /// Which pages are written there: all that engines save, or those that were used again, which wears the
+    /// SSD less.
+    #[arg(long, value_enum, default_value_t = SsdWritePolicy::All)]
+    pub ssd_write_policy: SsdWritePolicy,
+
     /// Bytes of one segment file. Default: a 64th of a directory's capacity, from 64 MiB to 1 GiB.
     #[arg(long, value_name = "SIZE", hide = true)]
     pub ssd_segment_size: Option<Amount>,
@@ -163,6 +168,15 @@ impl std::fmt::Display for HttpAddress {
             Self::At(address) => address.fmt(f),
         }
     }
+}
+
+/// Which pages go to the SSD cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SsdWritePolicy {
+    /// Every page that is saved, at once.
+    All,
+    /// A page that a request got from memory.
+    Reuse,
 }
 
 /// How log lines look.

@@ -37,7 +37,7 @@ mod tier;
 mod waker;
 
 pub use amount::{Amount, AmountError, AmountOrNone};
-pub use args::{Args, HttpAddress, LogFormat, LogLevel};
+pub use args::{Args, HttpAddress, LogFormat, LogLevel, SsdWritePolicy};
 pub use claim::{Claim, ClaimError};
 pub use configuration::{Configuration, FileError, FileProblem, Invocation, InvocationError, Origin};
 pub use manager::{StartError, run};

@@ -1,12 +1,12 @@
 //! What the configuration means on this host.
 
 use crate::Amount;
-use crate::args::Args;
+use crate::args::{Args, SsdWritePolicy};
 use crate::configuration::{Configuration, flag};
 use crate::ssd::{Capacity, MAX_DIRECTORIES, SsdSettings};
 use crate::tier::MemoryTierSettings;
 use bytesize::ByteSize;
-use orbitkv_core::{Config, ConfigError};
+use orbitkv_core::{Config, ConfigError, WritePolicy};
 use orbitkv_shm::AvailableMemory;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -157,6 +157,10 @@ pub fn config(configuration: &Configuration, memory: AvailableMemory) -> Result<
             return Err(SettingsError::TwoTiers);
         }
         config.tier = true;
+        config.tier_policy = match args.ssd_write_policy {
+            SsdWritePolicy::All => WritePolicy::All,
+            SsdWritePolicy::Reuse => WritePolicy::Reuse,
+        };
     }
     config.check()?;
     Ok(config)

@@ -18,6 +18,8 @@ mod report;
 mod room;
 mod settings;
 mod task;
+#[cfg(test)]
+mod tests;
 mod writes;
 
 pub(crate) use names::{MAX_DIRECTORIES, device_of};
@@ -35,8 +37,8 @@ use std::sync::Arc;
 use std::thread;
 
 /// Starts the thread of a directory.
-pub(crate) fn start(
-    directory: OpenedDirectory,
+pub(crate) fn start<D: PageDisk>(
+    directory: OpenedDirectory<D>,
     number: u8,
     waker: Waker,
 ) -> io::Result<(Handle, Arc<Report>)> {

@@ -49,6 +49,9 @@ pub(crate) const ALL: &[Setting] = &[
     },
     size("ssd_cache_capacity", |args, text| parse(text).map(|v| args.ssd_cache_capacity = Some(v))),
     size("ssd_min_free", |args, text| parse(text).map(|v| args.ssd_min_free = v)),
+    text("ssd_write_policy", r#""all" or "reuse""#, |args, text| {
+        word(text).map(|v| args.ssd_write_policy = v)
+    }),
     size("ssd_segment_size", |args, text| parse(text).map(|v| args.ssd_segment_size = Some(v))),
     size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
     number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),

@@ -78,6 +78,7 @@ fn value_of(
             args.ssd_cache_capacity.map_or((Value::Null, None), |amount| of_disk(amount, several))
         }
         "ssd_min_free" => args.ssd_min_free.0.map_or((0.into(), None), |amount| of_disk(amount, None)),
+        "ssd_write_policy" => (word(&args.ssd_write_policy), None),
         "ssd_segment_size" => match args.ssd_segment_size {
             Some(amount) => of_disk(amount, None),
             None => (Value::Null, Some("a 64th of a directory's capacity, 64 MiB to 1 GiB".to_owned())),

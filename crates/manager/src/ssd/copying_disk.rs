@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Bytes beside a slot.
 #[derive(Debug)]
-pub(super) struct CopiedPage {
+pub(crate) struct CopiedPage {
     bytes: Vec<u8>,
     slot: Option<Place>,
 }

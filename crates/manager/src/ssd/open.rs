@@ -7,10 +7,13 @@ use orbitkv_store::{Directory, DirectoryError, FileDisk, HostDirectory, Log, Log
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
+/// How pages are read and written: whatever is a `PageDisk` can stand here, and in [`open_one`].
+type PageFiles = FileDisk<CopiedPage>;
+
 /// A directory with its lock, and what was found at first sight.
 #[derive(Debug)]
-pub(crate) struct OpenedDirectory {
-    pub(super) log: Log<FileDisk<CopiedPage>>,
+pub(crate) struct OpenedDirectory<D = PageFiles> {
+    pub(super) log: Log<D>,
     pub(super) path: PathBuf,
 }
 
@@ -92,8 +95,7 @@ fn open_one(settings: &SsdSettings, path: &Path) -> Result<OpenedDirectory, SsdE
     if capacity_bytes > max_bytes {
         return Err(SsdError::TooLarge { path: path.to_owned(), capacity_bytes, segment_bytes, max_bytes });
     }
-    // Other disks are plugged in here: whatever is a `PageDisk`.
-    let log = Log::open(FileDisk::new(directory), config).map_err(|source| {
+    let log = Log::open(PageFiles::new(directory), config).map_err(|source| {
         let path = path.to_owned();
         match source {
             StoreError::Locked(_) => SsdError::Taken { path, source },

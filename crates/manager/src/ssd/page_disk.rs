@@ -8,7 +8,7 @@ use std::time::Duration;
 pub(super) const HEADER_BYTES: usize = orbitkv_store::BLOCK_BYTES;
 
 /// Memory of a page on its way: header, payload, padding.
-pub(super) trait PageBuffer: Sized + Send + 'static {
+pub(crate) trait PageBuffer: Sized + Send + 'static {
     /// The slot of that payload, `bytes` long from its header on. `None` if it is not that large.
     fn of_slot(place: &Place, bytes: usize, direction: Direction) -> Option<Self>;
 
@@ -29,7 +29,7 @@ pub(super) trait PageBuffer: Sized + Send + 'static {
 }
 
 /// A disk that its thread can wait for.
-pub(super) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
+pub(crate) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
     /// What wakes [`PageDisk::wait`]; `None` if unparking its thread does.
     fn bell(&self) -> Option<Bell>;
 

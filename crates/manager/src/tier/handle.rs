@@ -52,25 +52,25 @@ impl Handle {
     }
 
     /// False if the thread has ended.
-    pub(super) fn send(&self, order: Order) -> bool {
+    pub(crate) fn send(&self, order: Order) -> bool {
         let sent = self.orders.as_ref().is_some_and(|orders| orders.send(order).is_ok());
         (self.bell)();
         sent
     }
 
-    pub(super) fn next_done(&self) -> Option<Done> {
+    pub(crate) fn next_done(&self) -> Option<Done> {
         self.done.as_ref()?.try_recv().ok()
     }
 
     /// Takes no more orders and listens to no more answers: the device finishes what it should, and ends.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.orders = None;
         self.done = None;
         (self.bell)();
     }
 
     /// Whether the thread has ended by then.
-    pub(super) fn has_ended(&self, patience: Duration) -> bool {
+    pub(crate) fn has_ended(&self, patience: Duration) -> bool {
         !matches!(self.alive.recv_timeout(patience), Err(RecvTimeoutError::Timeout))
     }
 }
