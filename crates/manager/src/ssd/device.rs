@@ -86,12 +86,13 @@ impl<D: PageDisk> Device<D> {
     fn turn(&mut self) {
         let now = Instant::now();
         self.report.busy(Some(self.oldest().unwrap_or(now)));
-        self.begin_tasks();
         self.collect();
         self.recover_one();
         if now >= self.next_check {
             self.check(now);
         }
+        // Last: each of these may have found more to do.
+        self.begin_tasks();
     }
 
     /// Waits for orders, for the disk, or for the next check.
@@ -217,8 +218,8 @@ impl<D: PageDisk> Device<D> {
         self.closing = true;
         let until = Instant::now() + CLOSING;
         loop {
-            self.begin_tasks();
             self.collect();
+            self.begin_tasks();
             let now = Instant::now();
             if self.flying.is_empty() || now >= until {
                 break;
