@@ -28,19 +28,6 @@ fn what_left_memory_comes_back_byte_for_byte() {
     assert_eq!(metrics["orbitkv_ssd_mismatches_total"], 0.0);
 }
 
-/// Where the payload of a page begins in the files: its first 64 bytes are unlike any other's.
-fn find(cache: &Cache, block: u64) -> (fs::File, u64) {
-    let wanted = &page(block)[..64];
-    for path in cache.segments() {
-        let bytes = fs::read(&path).unwrap();
-        if let Some(at) = bytes.windows(64).position(|window| window == wanted) {
-            let file = fs::OpenOptions::new().write(true).open(path).unwrap();
-            return (file, at as u64);
-        }
-    }
-    panic!("block {block} is in no segment");
-}
-
 #[test]
 fn a_byte_that_has_changed_is_a_miss() {
     let cache = Cache::new("4mib");
@@ -48,7 +35,7 @@ fn a_byte_that_has_changed_is_a_miss() {
     let mut engine = Engine::start(&manager);
     save_each(&mut engine, 1..=3);
     drop_memory(&manager);
-    let (file, at) = find(&cache, 2);
+    let (file, at) = cache.find(2);
     let flipped = page(2)[5000] ^ 1;
     file.write_all_at(&[flipped], at + 5000).unwrap();
     assert_eq!(restore_each(&mut engine, 1..=3), [1, 3], "the others are the control");

@@ -167,17 +167,21 @@ impl Server {
     }
 
     fn feed_done(&mut self, done: &Done) {
-        match *done {
-            Done::Written { slot, extent } => self.feed(Event::Written { slot, extent }),
-            Done::Read { slot, good } => self.feed(Event::ReadDone { slot, good }),
-            Done::Lost { name, extent } => self.feed(Event::ExtentLost { name, extent }),
-            Done::Moved { name, from, to } => self.feed(Event::ExtentMoved { name, from, to }),
+        let event = match *done {
+            Done::Written { slot, extent } => Event::Written { slot, extent },
+            Done::Read { slot, good } => Event::ReadDone { slot, good },
+            Done::Lost { name, extent } => Event::ExtentLost { name, extent },
+            Done::Moved { name, from, to } => Event::ExtentMoved { name, from, to },
+            Done::FoundAll => Event::FoundAll,
+            Done::State { reads, writes } => Event::TierState { reads, writes },
             Done::Found(ref shards) => {
-                shards.iter().fold(true, |all, shard| self.feed(Event::Found(shard)) && all)
+                for shard in shards {
+                    self.feed(Event::Found(shard));
+                }
+                return;
             }
-            Done::FoundAll => self.feed(Event::FoundAll),
-            Done::State { reads, writes } => self.feed(Event::TierState { reads, writes }),
         };
+        self.feed(event);
     }
 
     /// Looks whether the tier moves, while somebody waits for it.

@@ -188,7 +188,7 @@ impl<D: PageDisk> Device<D> {
                 self.flying_bytes += u64::from(bytes);
                 self.flying.insert(token, Flying { flight, bytes, since: Instant::now() });
             }
-            Err(rejected) => self.ended(flight, bytes, Err(rejected.reason), rejected.request.buffer),
+            Err(rejected) => self.ended(flight, bytes, &Err(rejected.reason), rejected.request.buffer),
         }
     }
 
@@ -199,17 +199,17 @@ impl<D: PageDisk> Device<D> {
         for Completion { token, result, buffer } in done {
             if let Some(Flying { flight, bytes, .. }) = self.flying.remove(&token) {
                 self.flying_bytes -= u64::from(bytes);
-                self.ended(flight, bytes, result, buffer);
+                self.ended(flight, bytes, &result, buffer);
             }
         }
     }
 
-    fn ended(&mut self, flight: Flight, bytes: u32, result: Result<(), DiskError>, buffer: D::Buffer) {
+    fn ended(&mut self, flight: Flight, bytes: u32, result: &Result<(), DiskError>, buffer: D::Buffer) {
         match flight {
-            Flight::Write(write, extent) => self.end_write(write, extent, bytes, &result),
-            Flight::Read(read, extent) => self.end_read(&read, extent, bytes, &result, buffer),
-            Flight::MoveRead(page) => self.end_move_read(&page, bytes, &result, buffer),
-            Flight::MoveWrite(page, to) => self.end_move_write(&page, to, bytes, &result),
+            Flight::Write(write, extent) => self.end_write(write, extent, bytes, result),
+            Flight::Read(read, extent) => self.end_read(&read, extent, bytes, result, buffer),
+            Flight::MoveRead(page) => self.end_move_read(&page, bytes, result, buffer),
+            Flight::MoveWrite(page, to) => self.end_move_write(&page, to, bytes, result),
         }
     }
 

@@ -40,7 +40,7 @@ impl<D: PageDisk> Device<D> {
                     Source::Headers => recovering.by_headers += 1,
                     Source::Nothing => {}
                 }
-                self.tell_found(recovered);
+                self.tell_found(&recovered);
                 self.report_recovery(&recovering, false);
                 self.recovering = Some(recovering);
             }
@@ -49,7 +49,7 @@ impl<D: PageDisk> Device<D> {
     }
 
     /// The newest of a name comes first, and the core keeps that.
-    fn tell_found(&mut self, recovered: Recovered) {
+    fn tell_found(&mut self, recovered: &Recovered) {
         let mut told = Vec::with_capacity(AT_ONCE);
         for page in recovered.pages.iter().rev() {
             match tagged(self.number, page.extent) {

@@ -54,6 +54,18 @@ impl Cache {
         segments.sort();
         segments
     }
+
+    /// Where the payload of a page begins in the files: its first 64 bytes are unlike any other's.
+    pub fn find(&self, block: u64) -> (fs::File, u64) {
+        let wanted = &page(block)[..64];
+        for path in self.segments() {
+            let bytes = fs::read(&path).unwrap();
+            if let Some(at) = bytes.windows(64).position(|window| window == wanted) {
+                return (fs::OpenOptions::new().write(true).open(path).unwrap(), at as u64);
+            }
+        }
+        panic!("block {block} is in no segment");
+    }
 }
 
 /// What the file system has given to the files and the directory.
