@@ -45,11 +45,9 @@ pub(crate) fn start<D: PageDisk>(
     let OpenedDirectory { mut log, path } = directory;
     let (handle, ends) = pair();
     let bell = log.disk_mut().bell();
-    let report = Arc::new(Report::new(SsdStatus {
-        path: path.display().to_string(),
-        mode: log.disk_mut().mode(),
-        ..SsdStatus::default()
-    }));
+    let (shown, mode) = (path.display(), log.disk_mut().mode());
+    tracing::info!(directory = %shown, mode, "SSD cache");
+    let report = Arc::new(Report::new(SsdStatus { path: shown.to_string(), mode, ..SsdStatus::default() }));
     let told = Arc::clone(&report);
     let thread = thread::Builder::new().name(format!("orbitkv-ssd-{number}")).spawn(move || {
         let (orders, done, _alive) = ends.split();

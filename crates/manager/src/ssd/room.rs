@@ -159,6 +159,12 @@ impl<D: PageDisk> Device<D> {
 
     /// Brings the report up to date.
     pub(super) fn measure(&mut self) {
+        let mode = self.log.disk_mut().mode();
+        if self.report.status().mode != mode {
+            // A file may show what the directory did not: that the page cache cannot be avoided.
+            tracing::info!(directory = self.report.path(), mode, "SSD cache");
+            self.report.update(|status| status.mode = mode);
+        }
         match self.log.usage() {
             Ok(usage) => {
                 self.report.update(|status| {
