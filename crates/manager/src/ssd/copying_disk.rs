@@ -74,4 +74,8 @@ impl PageDisk for FileDisk<CopiedPage> {
     fn mode(&self) -> String {
         "pread and pwrite, through the page cache".to_owned()
     }
+
+    fn engine(&self) -> &'static str {
+        "copying"
+    }
 }

@@ -38,4 +38,7 @@ pub(crate) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
 
     /// How it works, for people.
     fn mode(&self) -> String;
+
+    /// What brings pages to the kernel, for labels.
+    fn engine(&self) -> &'static str;
 }

@@ -47,6 +47,8 @@ pub(crate) struct SsdStatus {
     pub(crate) state: SsdState,
     /// How pages are read and written.
     pub(crate) mode: String,
+    /// What brings them to the kernel.
+    pub(crate) engine: &'static str,
     /// The cap.
     pub(crate) capacity_bytes: u64,
     /// What the file system has given to the directory.

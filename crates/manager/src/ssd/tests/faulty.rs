@@ -77,6 +77,10 @@ impl PageDisk for FaultyDisk {
     fn mode(&self) -> String {
         "faulty".to_owned()
     }
+
+    fn engine(&self) -> &'static str {
+        "faulty"
+    }
 }
 
 impl Directory for FaultyDisk {
