@@ -9,6 +9,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// All metrics of one snapshot as text.
@@ -170,6 +171,9 @@ impl Scrape {
         let in_state = |state| all.iter().filter(|ssd| ssd.state == state).count() as u64;
         let states = SsdState::ALL.map(|state| (state.name(), in_state(state)));
         page.gauges("ssd_directories", "Cache directories, by what they can do", "state", states)?;
+        let mut engines = BTreeMap::new();
+        all.iter().for_each(|ssd| *engines.entry(ssd.engine).or_insert(0) += 1);
+        page.gauges("ssd_io", "Cache directories, by what brings pages to the kernel", "engine", engines)?;
         let seconds = all.iter().map(|ssd| ssd.recovery.seconds).fold(0.0, f64::max);
         let help = "Time that reading the directories has taken after the start";
         page.start("ssd_recovery_seconds", help, MetricType::Gauge, |e| ConstGauge::new(seconds).encode(e))

@@ -47,7 +47,12 @@ pub(crate) fn start<D: PageDisk>(
     let bell = log.disk_mut().bell();
     let (shown, mode) = (path.display(), log.disk_mut().mode());
     tracing::info!(directory = %shown, mode, "SSD cache");
-    let report = Arc::new(Report::new(SsdStatus { path: shown.to_string(), mode, ..SsdStatus::default() }));
+    let report = Arc::new(Report::new(SsdStatus {
+        path: shown.to_string(),
+        mode,
+        engine: log.disk_mut().engine(),
+        ..SsdStatus::default()
+    }));
     let told = Arc::clone(&report);
     let thread = thread::Builder::new().name(format!("orbitkv-ssd-{number}")).spawn(move || {
         let (orders, done, _alive) = ends.split();

@@ -226,6 +226,41 @@ mod tests {
     use super::*;
     use orbitkv_core::{BlockHash, GroupId, NamespaceDigest, ShardId};
 
+    /// A tier of directories whose threads say nothing.
+    fn silent(devices: usize) -> (Tier, Vec<Arc<Report>>) {
+        let reports: Vec<_> = (0..devices).map(|_| Arc::new(Report::new(SsdStatus::default()))).collect();
+        let devices = reports.iter().map(|report| Device::new(pair().0, Some(Arc::clone(report)))).collect();
+        let writing = BTreeMap::new();
+        let tier = Tier { name: "ssd", devices, finding: 0, writing, writing_bytes: 0, told: (true, true) };
+        (tier, reports)
+    }
+
+    #[test]
+    fn a_device_that_does_not_move_is_not_waited_for_until_it_does() {
+        let (mut tier, reports) = silent(2);
+        // In whole milliseconds of the report, so a little earlier than that.
+        let since = Instant::now();
+        reports[1].busy(Some(since));
+        assert_eq!(tier.watch(since + Duration::from_secs(9)), None);
+        let late = since + Duration::from_secs(11);
+        assert_eq!(tier.watch(late), Some(Done::State { reads: false, writes: false }));
+        assert!(tier.is_stuck() && tier.watch(late).is_none(), "it is told once");
+        assert_eq!(tier.status().iter().filter(|ssd| ssd.state.name() == "stuck").count(), 1);
+        reports[1].busy(Some(late));
+        assert_eq!(tier.watch(late), Some(Done::State { reads: true, writes: true }));
+        assert!(!tier.is_stuck());
+    }
+
+    #[test]
+    fn a_tier_can_do_what_any_of_its_devices_can() {
+        let (mut tier, _reports) = silent(2);
+        assert_eq!(tier.digest(0, Done::State { reads: true, writes: false }), None);
+        let state = |reads, writes| Some(Done::State { reads, writes });
+        assert_eq!(tier.digest(1, Done::State { reads: true, writes: false }), state(true, false));
+        assert_eq!(tier.digest(1, Done::State { reads: false, writes: false }), None);
+        assert_eq!(tier.digest(0, Done::State { reads: false, writes: false }), state(false, false));
+    }
+
     #[test]
     fn names_are_spread_and_keep_their_device() {
         let name = |i: u64| {

@@ -98,7 +98,8 @@ fn metrics_agree_with_what_was_done() {
 
 #[test]
 fn every_metric_is_documented_and_the_other_way_round() {
-    let manager = Manager::start_with(&["--memory-tier-size", "1mib"]);
+    let cache = support::ssd::Cache::new("4mib");
+    let manager = cache.start();
     let mut engine = Engine::start(&manager);
     engine.save(&[1]);
     engine.query(&[1]);
