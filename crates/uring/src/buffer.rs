@@ -14,7 +14,9 @@ const MAX_BYTES: usize = 1 << 30;
 #[derive(Debug, Error)]
 pub enum BufferError {
     /// Direct I/O needs both at 4 KiB.
-    #[error("a buffer of {bytes} bytes at {offset}: give a positive length and an offset that are multiples of 4096")]
+    #[error(
+        "a buffer of {bytes} bytes at {offset}: give a positive length and an offset that are multiples of 4096"
+    )]
     Unaligned {
         /// Where it would begin.
         offset: usize,
@@ -115,7 +117,7 @@ impl IoBuffer {
         let from = self.range(offset, out.len())?;
         // SAFETY: `range` has checked that the bytes are inside of memory that `self` keeps; `out` is private
         // memory and cannot overlap. Whoever writes a pool page against its custody makes torn bytes, no more.
-        unsafe { from.as_ptr().copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
+        unsafe { from.copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
@@ -126,7 +128,7 @@ impl IoBuffer {
     pub fn write_at(&mut self, offset: usize, data: &[u8]) -> Result<(), BufferError> {
         let to = self.range(offset, data.len())?;
         // SAFETY: as in `read_at`; the memory is mapped writable, which `pool` has checked.
-        unsafe { to.as_ptr().copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+        unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) };
         Ok(())
     }
 
@@ -139,23 +141,24 @@ impl IoBuffer {
         let start = self.range(offset, len)?;
         // SAFETY: checked by `range` and kept by `self`. The slice does not leave this function, and the checksum
         // only loads from it: a writer that breaks custody changes the sum, nothing else.
-        let bytes = unsafe { std::slice::from_raw_parts(start.as_ptr(), len) };
+        let bytes = unsafe { std::slice::from_raw_parts(start, len) };
         Ok(crc64(bytes))
     }
 
     /// Address of `len` bytes at `offset`, valid while `self` or what it lies in lives.
-    pub(crate) fn range(&self, offset: usize, len: usize) -> Result<NonNull<u8>, BufferError> {
-        let outside = || ShmError::OutOfBounds { offset, len, bytes: self.len() };
+    fn range(&self, offset: usize, len: usize) -> Result<*mut u8, BufferError> {
         if offset.checked_add(len).is_none_or(|end| end > self.len()) {
-            return Err(outside().into());
+            return Err(ShmError::OutOfBounds { offset, len, bytes: self.len() }.into());
         }
+        Ok(self.start().wrapping_add(offset))
+    }
+
+    /// Address of its first byte, valid while `self` or what it lies in lives.
+    pub(crate) fn start(&self) -> *mut u8 {
         match &self.0 {
-            Memory::Pool { region, offset: start, .. } => {
-                let address = region.range_ptr(start + offset, len)?;
-                NonNull::new(address).ok_or_else(|| outside().into())
-            }
-            // SAFETY: `offset` is inside of the allocation, or one past its end.
-            Memory::Heap(heap) => Ok(unsafe { heap.start.add(offset) }),
+            // Inside, which `pool` has checked.
+            Memory::Pool { region, offset, .. } => region.as_ptr().wrapping_add(*offset),
+            Memory::Heap(heap) => heap.start.as_ptr(),
         }
     }
 
@@ -200,7 +203,7 @@ mod tests {
         for mut buffer in
             [IoBuffer::pool(segment.region(), 4096, 8192).unwrap(), IoBuffer::heap(8192).unwrap()]
         {
-            assert_eq!(buffer.range(0, 0).unwrap().as_ptr() as usize % 4096, 0);
+            assert_eq!(buffer.start() as usize % 4096, 0);
             buffer.write_at(4090, b"over the edge").unwrap();
             let mut seen = [0; 13];
             buffer.read_at(4090, &mut seen).unwrap();

@@ -12,7 +12,8 @@ use crate::waker::Waker;
 use crate::{IoBuffer, OpenError};
 use orbitkv_shm::Region;
 use orbitkv_store::{
-    Completion, Directory, Disk, DiskError, FileEntry, FileId, FileSize, HostDirectory, Rejected, Request, Space,
+    Completion, Directory, Disk, DiskError, FileEntry, FileId, FileSize, HostDirectory, Rejected, Request,
+    Space,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -111,9 +111,7 @@ impl<D: PageIo> FaultDisk<D> {
         let number = *seen;
         *seen += 1;
         let hits = |entry: &&Planned| {
-            entry.direction == direction
-                && number >= entry.after
-                && number - entry.after < entry.count
+            entry.direction == direction && number >= entry.after && number - entry.after < entry.count
         };
         self.plan.iter().find(hits).map(|entry| entry.fault)
     }

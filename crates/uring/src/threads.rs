@@ -123,12 +123,8 @@ impl Threads {
 
 fn carry_out(mut job: Job) -> Completion<IoBuffer> {
     loop {
-        let brought = job.step().map(|step| transfer(job.file(), &step));
-        let ended = match brought {
-            Ok(brought) => job.advance(brought),
-            Err(error) => Some(Err(error)),
-        };
-        if let Some(result) = ended {
+        let brought = transfer(job.file(), &job.step());
+        if let Some(result) = job.advance(brought) {
             return job.end(result);
         }
     }
@@ -136,7 +132,7 @@ fn carry_out(mut job: Job) -> Completion<IoBuffer> {
 
 /// One system call.
 fn transfer(file: &File, step: &Step) -> Result<u32, Errno> {
-    let (fd, address, bytes) = (file.as_raw_fd(), step.address.as_ptr().cast(), step.bytes as usize);
+    let (fd, address, bytes) = (file.as_raw_fd(), step.address.cast(), step.bytes as usize);
     let offset = i64::try_from(step.offset).map_err(|_| Errno::OVERFLOW)?;
     let brought = match step.direction {
         // SAFETY: the job, which the calling thread owns during the call, keeps the file open and the memory
@@ -146,6 +142,5 @@ fn transfer(file: &File, step: &Step) -> Result<u32, Errno> {
         Direction::Write => unsafe { libc::pwrite(fd, address, bytes, offset) },
     };
     // Never more than was asked for, which fits.
-    u32::try_from(brought)
-        .map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+    u32::try_from(brought).map_err(|_| Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
 }

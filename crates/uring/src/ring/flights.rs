@@ -97,3 +97,55 @@ impl Flights {
 fn is_background(job: &Job) -> bool {
     job.request().priority == Priority::Background
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::IoBuffer;
+    use orbitkv_store::{Direction, FileId, Request};
+    use std::sync::Arc;
+
+    fn job(priority: Priority) -> Job {
+        let (token, direction, file) = (1, Direction::Read, FileId(1));
+        let buffer = IoBuffer::heap(4096).unwrap();
+        let request = Request { token, direction, priority, file, offset: 0, bytes: 4096, buffer };
+        Job::new(request, Arc::new(tempfile::tempfile().unwrap()), 4096)
+    }
+
+    #[test]
+    fn background_has_half_of_the_places_and_the_others_have_all() {
+        let mut flights = Flights::new(4);
+        for _ in 0..2 {
+            assert!(flights.has_room_for(Priority::Background));
+            flights.insert(job(Priority::Background));
+        }
+        assert!(!flights.has_room_for(Priority::Background));
+        flights.insert(job(Priority::Demand));
+        assert!(flights.has_room_for(Priority::Preparation));
+        flights.insert(job(Priority::Preparation));
+        assert!(!flights.has_room());
+        assert!(flights.remove(0).is_some() && flights.remove(0).is_none());
+        assert!(flights.has_room_for(Priority::Background), "one of them has ended");
+        let mut one = Flights::new(1);
+        assert!(one.has_room_for(Priority::Background), "with one place there is no half");
+        one.insert(job(Priority::Background));
+        assert!(!one.has_room_for(Priority::Demand));
+    }
+
+    #[test]
+    fn what_the_kernel_has_not_seen_can_be_given_up_and_nothing_else() {
+        let mut flights = Flights::new(4);
+        flights.insert(job(Priority::Demand));
+        flights.insert(job(Priority::Demand));
+        assert_eq!(flights.next_to_push().map(|(number, _)| number), Some(0));
+        flights.pushed();
+        flights.give_up_unpushed();
+        assert!(flights.returned(0).is_some() && flights.returned(1).is_none());
+        assert!(flights.oldest().is_some() && !flights.is_empty());
+        assert!(flights.returned(77).is_none(), "a number that is not ours");
+        flights.again(0);
+        assert!(flights.next_to_push().is_some());
+        flights.give_up_unpushed();
+        assert!(flights.is_empty());
+    }
+}

@@ -6,13 +6,13 @@ mod setup;
 
 use crate::IoBuffer;
 use crate::config::DiskConfig;
-use crate::job::Job;
+use crate::job::{Job, Step};
 use crate::waiting::Waiting;
 use crate::waker::Waker;
 use flights::Flights;
 use io_uring::{IoUring, opcode, squeue, types};
 use orbitkv_shm::Region;
-use orbitkv_store::{Completion, Direction, DiskError, Priority};
+use orbitkv_store::{Completion, Direction, Priority};
 use registry::Registry;
 use rustix::io::Errno;
 use std::fmt;
@@ -38,7 +38,11 @@ pub(crate) struct Ring {
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { flights, stalled, ends, .. } = self;
-        f.debug_struct("Ring").field("flights", flights).field("stalled", stalled).field("ends", ends).finish()
+        f.debug_struct("Ring")
+            .field("flights", flights)
+            .field("stalled", stalled)
+            .field("ends", ends)
+            .finish()
     }
 }
 
@@ -93,14 +97,10 @@ impl Ring {
             self.flights.insert(job);
         }
         while let Some((number, job)) = self.flights.next_to_push() {
-            let Ok(entry) = entry(job, &self.registry) else {
-                // `submit` has refused what does not fit its buffer.
-                self.flights.pushed();
-                continue;
-            };
+            let entry = entry(job, &self.registry).user_data(number);
             // SAFETY: the flight owns the memory and the file of the entry, and is not removed before the kernel
             // has returned it; a ring with flights is never dropped, only leaked (`PageDisk`).
-            let pushed = unsafe { self.ring.submission().push(&entry.user_data(number)) };
+            let pushed = unsafe { self.ring.submission().push(&entry) };
             if pushed.is_err() {
                 break;
             }
@@ -161,12 +161,11 @@ impl Ring {
 }
 
 /// What to ask of the kernel for a job.
-fn entry(job: &Job, registry: &Registry) -> Result<squeue::Entry, DiskError> {
-    let step = job.step()?;
+fn entry(job: &Job, registry: &Registry) -> squeue::Entry {
+    let Step { direction, address, bytes, offset } = job.step();
     let fd = types::Fd(job.file().as_raw_fd());
     let slot = job.request().buffer.region().and_then(|region| registry.slot(region));
-    let (address, bytes, offset) = (step.address.as_ptr(), step.bytes, step.offset);
-    Ok(match (step.direction, slot) {
+    match (direction, slot) {
         (Direction::Read, None) => opcode::Read::new(fd, address, bytes).offset(offset).build(),
         (Direction::Write, None) => opcode::Write::new(fd, address, bytes).offset(offset).build(),
         (Direction::Read, Some(slot)) => {
@@ -175,5 +174,5 @@ fn entry(job: &Job, registry: &Registry) -> Result<squeue::Entry, DiskError> {
         (Direction::Write, Some(slot)) => {
             opcode::WriteFixed::new(fd, address, bytes, slot).offset(offset).build()
         }
-    })
+    }
 }

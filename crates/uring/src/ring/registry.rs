@@ -2,6 +2,7 @@
 
 use io_uring::IoUring;
 use orbitkv_shm::Region;
+use std::collections::BTreeMap;
 use std::io;
 use std::ptr;
 use std::sync::Arc;
@@ -12,8 +13,10 @@ const SLOTS: u16 = 4096;
 /// Which segment is in which slot of the ring's table.
 #[derive(Debug)]
 pub(super) struct Registry {
-    /// What is in each slot; it stays mapped, and no other segment can have its address, while it is here.
-    slots: Vec<Option<Arc<Region>>>,
+    /// What is registered, by its address: it stays mapped, and no other can have the address, while it is here.
+    known: BTreeMap<usize, (u16, Arc<Region>)>,
+    /// Slots that nothing is in; the next one last.
+    free: Vec<u16>,
     /// Added, and not registered.
     refused: Vec<Arc<Region>>,
     /// Why the ring has no table.
@@ -28,7 +31,7 @@ impl Registry {
         } else {
             Some("registration of buffers is switched off".to_owned())
         };
-        Self { slots: Vec::new(), refused: Vec::new(), refusal }
+        Self { known: BTreeMap::new(), free: (0..SLOTS).rev().collect(), refused: Vec::new(), refusal }
     }
 
     pub(super) fn refusal(&self) -> Option<&str> {
@@ -41,8 +44,7 @@ impl Registry {
 
     /// The slot of a segment.
     pub(super) fn slot(&self, region: &Arc<Region>) -> Option<u16> {
-        let is_it = |slot: &Option<Arc<Region>>| slot.as_ref().is_some_and(|known| Arc::ptr_eq(known, region));
-        self.slots.iter().position(is_it).and_then(|slot| u16::try_from(slot).ok())
+        self.known.get(&address(region)).map(|(slot, _)| *slot)
     }
 
     /// Registers a segment; one that is known stays as it is.
@@ -61,44 +63,44 @@ impl Registry {
         if let Some(refusal) = &self.refusal {
             return Err(refusal.clone());
         }
-        let free = self.slots.iter().position(Option::is_none);
-        let slot = free.unwrap_or(self.slots.len());
-        if slot >= usize::from(SLOTS) {
+        let Some(slot) = self.free.last().copied() else {
             return Err(format!("more than {SLOTS} segments: make them larger"));
-        }
+        };
         let memory = libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.bytes() };
-        // SAFETY: the map is valid while `slots` holds the region, which it does until the slot is emptied.
+        // SAFETY: the map is valid while `known` holds the region, which it does until the slot is emptied.
         unsafe { update(ring, slot, memory) }.map_err(|error| reason(&error))?;
-        if slot == self.slots.len() {
-            self.slots.push(None);
-        }
-        self.slots[slot] = Some(Arc::clone(region));
+        self.free.pop();
+        self.known.insert(address(region), (slot, Arc::clone(region)));
         Ok(())
     }
 
     /// Empties the slot of a segment. Requests under way keep the kernel's hold on it until they end.
     pub(super) fn remove(&mut self, ring: &IoUring, region: &Arc<Region>) {
         self.refused.retain(|known| !Arc::ptr_eq(known, region));
-        let Some(slot) = self.slot(region).map(usize::from) else { return };
+        let Some(slot) = self.slot(region) else { return };
         let nothing = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
         // SAFETY: an empty entry names no memory.
         let emptied = unsafe { update(ring, slot, nothing) };
-        // Where the kernel does not let go, the slot keeps the segment mapped.
+        // Where the kernel does not let go, the segment stays mapped.
         if emptied.is_ok() {
-            self.slots[slot] = None;
+            self.known.remove(&address(region));
+            self.free.push(slot);
         }
     }
+}
+
+fn address(region: &Arc<Region>) -> usize {
+    Arc::as_ptr(region).addr()
 }
 
 /// Puts one entry into the ring's table.
 ///
 /// # Safety
 /// The memory is valid until the entry is replaced, or the ring is gone.
-unsafe fn update(ring: &IoUring, slot: usize, memory: libc::iovec) -> io::Result<()> {
-    let slot = u32::try_from(slot).map_err(io::Error::other)?;
+unsafe fn update(ring: &IoUring, slot: u16, memory: libc::iovec) -> io::Result<()> {
     loop {
         // SAFETY: as this function's.
-        let updated = unsafe { ring.submitter().register_buffers_update(slot, &[memory], None) };
+        let updated = unsafe { ring.submitter().register_buffers_update(slot.into(), &[memory], None) };
         match updated {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other,

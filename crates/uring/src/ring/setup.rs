@@ -10,7 +10,9 @@ pub(super) fn ring(depth: u32, waker: &Waker) -> Result<IoUring, String> {
     // A child process must not have the queues of this one.
     let ring = IoUring::builder().dontfork().build(depth).map_err(|error| refusal(&error))?;
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(|error| format!("io_uring cannot be asked: {error}"))?;
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|error| format!("io_uring cannot be asked: {error}"))?;
     let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::ReadFixed::CODE, opcode::WriteFixed::CODE];
     if !needed.into_iter().all(|code| probe.is_supported(code)) {
         return Err("this kernel's io_uring cannot read and write: Linux 5.6 can".to_owned());
