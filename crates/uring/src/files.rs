@@ -24,8 +24,8 @@ impl PageFiles {
         if let Some(file) = self.0.get(&id) {
             return Ok(Arc::clone(file));
         }
-        // Opened anew without O_DIRECT too: the directory's own description does not block, and io_uring would
-        // answer EAGAIN on it where the page cache has to wait.
+        // Opened anew without O_DIRECT too: the directory's own description does not block, and older kernels'
+        // io_uring answers EAGAIN on such a one where the page cache would have to wait.
         let mut opened = Err(DiskError::Io { errno: Errno::INVAL.raw_os_error() });
         if mode.direct {
             opened = directory.reopen(id, OFlags::DIRECT);

@@ -8,7 +8,7 @@ use orbitkv_uring::{DiskConfig, DiskEngine, IoBuffer, PageDisk, PageIo};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{BLOCK, config, on_disk, one, open, pattern, request, segment, submit, wait};
+use support::{BLOCK, config, on_disk, one, open, pattern, request, segment, submit, wait, wait_for_flight};
 
 const PAGE: usize = 1 << 20;
 const PAGES: usize = 64;
@@ -41,9 +41,7 @@ fn a_disk_that_is_dropped_waits_for_the_kernel() {
                 let buffer = IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap();
                 submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
             }
-            while disk.oldest_in_flight(Instant::now()).is_none() {
-                std::thread::yield_now();
-            }
+            wait_for_flight(&disk);
             drop(disk);
             assert_eq!(Arc::strong_count(memory.region()), 1, "nobody has the memory any more");
             // Whoever gets it next finds what he has put there.
@@ -71,9 +69,7 @@ fn what_does_not_end_in_time_is_leaked_with_its_lock() {
             let buffer = IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap();
             submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
         }
-        while disk.oldest_in_flight(Instant::now()).is_none() {
-            std::thread::yield_now();
-        }
+        wait_for_flight(&disk);
         drop(disk);
         let mut other = HostDirectory::open(dir.path()).unwrap();
         assert_eq!(other.lock("owner"), Err(DiskError::Locked), "{engine:?}: still another's");
@@ -94,10 +90,7 @@ fn the_age_of_a_request_grows_until_it_has_ended() {
             let buffer = IoBuffer::heap(PAGE).unwrap();
             submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
         }
-        // A thread takes it when it comes to it.
-        while disk.oldest_in_flight(now).is_none() {
-            std::thread::yield_now();
-        }
+        wait_for_flight(&disk);
         let later = Instant::now() + Duration::from_secs(30);
         assert!(disk.oldest_in_flight(later).unwrap() >= Duration::from_secs(30));
         wait(&mut disk, PAGES);
