@@ -86,7 +86,15 @@ pub(crate) fn rows() -> Result<Vec<Row>> {
     for case in &CASES {
         rows.push(case.row(&pages, &limit)?);
     }
+    rows.push(beside_row(&pages)?);
     Ok(rows)
+}
+
+fn beside_row(pages: &RefCell<Pages>) -> Result<Row> {
+    let read = |beside_writes| pages.borrow_mut().read_p99_us(beside_writes);
+    let (ours, idle) = alternate(|| read(true), || read(false))?;
+    let (name, target) = ("SSD read p99 beside writes, against idle", Target::AtMost(2.0));
+    Ok(Row { name, ours, limit: idle.median, unit: "µs", target })
 }
 
 impl Case {

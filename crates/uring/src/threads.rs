@@ -1,11 +1,11 @@
 //! pread and pwrite on threads: where io_uring is refused.
 
 use crate::IoBuffer;
-use crate::config::DiskConfig;
+use crate::config::{BackgroundLimit, BackgroundUse, DiskConfig};
 use crate::job::{Job, Step};
 use crate::waiting::Waiting;
 use crate::waker::Waker;
-use orbitkv_store::{Completion, Direction, Priority};
+use orbitkv_store::{Completion, Direction, DiskError, Priority};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ struct State {
     waiting: Waiting<Job>,
     /// Since when each thread has its job.
     running: Vec<Option<Instant>>,
-    background: usize,
+    background: BackgroundUse,
     done: Vec<Completion<IoBuffer>>,
     ends: bool,
 }
@@ -30,7 +30,7 @@ struct Shared {
     state: Mutex<State>,
     work: Condvar,
     waker: Waker,
-    max_background: usize,
+    background_limit: BackgroundLimit,
 }
 
 /// Threads that take the next request themselves. They end on their own after [`Threads::stop`]; each owns its job
@@ -47,24 +47,23 @@ impl Shared {
     fn run(&self, number: usize) {
         let mut state = self.lock();
         while !state.ends {
-            let may_background = state.background < self.max_background;
-            let Some(job) = state.waiting.pop(may_background) else {
+            let may_background = state.background.is_below(self.background_limit);
+            let Some(mut job) = state.waiting.pop(may_background) else {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            let background = usize::from(job.request().priority == Priority::Background);
-            state.background += background;
+            state.background.begin(job.request());
             state.running[number] = Some(Instant::now());
             drop(state);
-            let ended = carry_out(job);
+            let result = carry_out(&mut job);
             state = self.lock();
-            state.done.push(ended);
-            state.running[number] = None;
-            state.background -= background;
-            if background > 0 {
+            state.background.end(job.request());
+            if job.request().priority == Priority::Background {
                 // One that was not allowed may be now, on a thread that sleeps.
                 self.work.notify_one();
             }
+            state.done.push(job.end(result));
+            state.running[number] = None;
             self.waker.wake();
         }
     }
@@ -76,13 +75,13 @@ impl Threads {
         let state = State {
             waiting: Waiting::new(),
             running: vec![None; threads],
-            background: 0,
+            background: BackgroundUse::default(),
             done: Vec::new(),
             ends: false,
         };
-        let max_background = DiskConfig::background_depth(threads);
+        let background_limit = config.background_limit(threads);
         let (state, work) = (Mutex::new(state), Condvar::new());
-        let this = Self(Arc::new(Shared { state, work, waker, max_background }));
+        let this = Self(Arc::new(Shared { state, work, waker, background_limit }));
         for number in 0..threads {
             let shared = Arc::clone(&this.0);
             let started =
@@ -121,11 +120,11 @@ impl Threads {
     }
 }
 
-fn carry_out(mut job: Job) -> Completion<IoBuffer> {
+fn carry_out(job: &mut Job) -> Result<(), DiskError> {
     loop {
         let brought = transfer(job.file(), &job.step());
         if let Some(result) = job.advance(brought) {
-            return job.end(result);
+            return result;
         }
     }
 }

@@ -188,9 +188,10 @@ fn a_full_file_system_says_so_and_keeps_what_it_has() {
     } else {
         cannot("a full tmpfs, mounts are refused");
     }
-    if may(&["losetup", "--find"]) && may(&["mkfs.ext4", "-V"]) {
+    // Loop devices are root's, so this one is extra.
+    if may(&["unshare", "--mount", "losetup", "--find"]) && may(&["mkfs.ext4", "-V"]) {
         assert_success(&in_child(&["unshare", "--mount"], test, "ext4", &dir));
     } else {
-        cannot("a full ext4, there are no loop devices");
+        eprintln!("not tested: a full ext4, this user has no loop devices");
     }
 }

@@ -1,6 +1,6 @@
 //! Requests that the kernel has.
 
-use crate::config::DiskConfig;
+use crate::config::{BackgroundLimit, BackgroundUse, DiskConfig};
 use crate::job::Job;
 use orbitkv_store::Priority;
 use std::collections::VecDeque;
@@ -20,13 +20,21 @@ pub(super) struct Flights {
     free: Vec<usize>,
     /// Places that are to be offered to the kernel, for the first time or for the rest.
     unpushed: VecDeque<usize>,
-    background: usize,
+    background: BackgroundUse,
+    background_limit: BackgroundLimit,
 }
 
 impl Flights {
-    pub(super) fn new(depth: usize) -> Self {
+    pub(super) fn new(config: &DiskConfig) -> Self {
+        let depth = config.queue_depth as usize;
         let places = std::iter::repeat_with(|| None).take(depth).collect();
-        Self { places, free: (0..depth).rev().collect(), unpushed: VecDeque::new(), background: 0 }
+        Self {
+            places,
+            free: (0..depth).rev().collect(),
+            unpushed: VecDeque::new(),
+            background: BackgroundUse::default(),
+            background_limit: config.background_limit(depth),
+        }
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -34,8 +42,8 @@ impl Flights {
     }
 
     pub(super) fn has_room_for(&self, priority: Priority) -> bool {
-        let max = DiskConfig::background_depth(self.places.len());
-        self.has_room() && (priority != Priority::Background || self.background < max)
+        self.has_room()
+            && (priority != Priority::Background || self.background.is_below(self.background_limit))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -45,7 +53,7 @@ impl Flights {
     /// Takes a job, for which there is room.
     pub(super) fn insert(&mut self, job: Job) {
         let Some(place) = self.free.pop() else { return };
-        self.background += usize::from(is_background(&job));
+        self.background.begin(job.request());
         self.places[place] = Some(Flight { job, since: Instant::now() });
         self.unpushed.push_back(place);
     }
@@ -78,7 +86,7 @@ impl Flights {
         let place = usize::try_from(number).ok()?;
         let flight = self.places.get_mut(place)?.take()?;
         self.free.push(place);
-        self.background -= usize::from(is_background(&flight.job));
+        self.background.end(flight.job.request());
         Some(flight.job)
     }
 
@@ -94,16 +102,16 @@ impl Flights {
     }
 }
 
-fn is_background(job: &Job) -> bool {
-    job.request().priority == Priority::Background
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::IoBuffer;
     use orbitkv_store::{Direction, FileId, Request};
     use std::sync::Arc;
+
+    fn places(queue_depth: u32, max_background_bytes: u64) -> Flights {
+        Flights::new(&DiskConfig { queue_depth, max_background_bytes, ..DiskConfig::default() })
+    }
 
     fn job(priority: Priority) -> Job {
         let (token, direction, file) = (1, Direction::Read, FileId(1));
@@ -114,7 +122,7 @@ mod tests {
 
     #[test]
     fn background_has_half_of_the_places_and_the_others_have_all() {
-        let mut flights = Flights::new(4);
+        let mut flights = places(4, 1 << 20);
         for _ in 0..2 {
             assert!(flights.has_room_for(Priority::Background));
             flights.insert(job(Priority::Background));
@@ -126,15 +134,31 @@ mod tests {
         assert!(!flights.has_room());
         assert!(flights.remove(0).is_some() && flights.remove(0).is_none());
         assert!(flights.has_room_for(Priority::Background), "one of them has ended");
-        let mut one = Flights::new(1);
+        let mut one = places(1, 1 << 20);
         assert!(one.has_room_for(Priority::Background), "with one place there is no half");
         one.insert(job(Priority::Background));
         assert!(!one.has_room_for(Priority::Demand));
     }
 
     #[test]
+    fn background_is_limited_in_bytes_and_one_always_goes() {
+        let mut flights = places(64, 8192);
+        for _ in 0..2 {
+            assert!(flights.has_room_for(Priority::Background));
+            flights.insert(job(Priority::Background));
+        }
+        assert!(!flights.has_room_for(Priority::Background) && flights.has_room_for(Priority::Demand));
+        flights.remove(0);
+        assert!(flights.has_room_for(Priority::Background));
+        assert!(
+            Flights::new(&DiskConfig { max_background_bytes: 0, ..DiskConfig::default() })
+                .has_room_for(Priority::Background)
+        );
+    }
+
+    #[test]
     fn what_the_kernel_has_not_seen_can_be_given_up_and_nothing_else() {
-        let mut flights = Flights::new(4);
+        let mut flights = places(4, 1 << 20);
         flights.insert(job(Priority::Demand));
         flights.insert(job(Priority::Demand));
         assert_eq!(flights.next_to_push().map(|(number, _)| number), Some(0));

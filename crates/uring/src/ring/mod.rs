@@ -54,7 +54,7 @@ impl Ring {
         Ok(Self {
             ring,
             registry,
-            flights: Flights::new(config.queue_depth as usize),
+            flights: Flights::new(config),
             waiting: Waiting::new(),
             results: Vec::new(),
             stalled: false,
