@@ -5,6 +5,7 @@ mod support;
 
 use orbitkv_shm::Segment;
 use orbitkv_store::conformance::{self, Harness};
+use orbitkv_store::{Direction, Directory};
 use orbitkv_uring::{DiskConfig, DiskEngine, Engine, IoBuffer, PageDisk, PageIo};
 use support::{BLOCK, config, contents, heap, in_memory, on_disk, open, pool, segment, takes_direct};
 use tempfile::TempDir;
@@ -106,6 +107,19 @@ fn a_disk_says_what_it_is() {
     let plain = open(dir.path(), &DiskConfig { direct: false, register: false, ..DiskConfig::default() });
     assert!(!plain.mode().direct && !plain.mode().registered);
     assert_eq!(plain.mode().why.as_ref().unwrap().split("; ").count(), 2, "{}", plain.mode());
+}
+
+/// It is made on one thread and driven by another.
+#[test]
+fn a_disk_goes_to_its_thread() {
+    let dir = on_disk();
+    let mut disk = open(dir.path(), &config(DiskEngine::IoUring));
+    let file = disk.create("file", BLOCK as u64).unwrap();
+    let thread = std::thread::spawn(move || {
+        support::one(&mut disk, support::request(1, Direction::Write, file, 0, heap(&[7; BLOCK]))).result
+    });
+    thread.join().unwrap().unwrap();
+    assert!(std::fs::read(dir.path().join("file")).unwrap() == [7; BLOCK]);
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 mod support;
 
+use orbitkv_store::conformance::{self, Harness};
 use orbitkv_store::{Direction, Directory, Disk, DiskError, FileId};
 use orbitkv_uring::faults::{DiskFault, Fault, FaultDisk, Planned};
-use orbitkv_uring::{DiskEngine, PageDisk, PageIo};
+use orbitkv_uring::{DiskEngine, IoBuffer, PageDisk, PageIo};
 use std::time::{Duration, Instant};
 use support::{BLOCK, config, contents, heap, on_disk, one, open, pattern, request, submit, wait};
 use tempfile::TempDir;
@@ -19,6 +20,33 @@ fn disk() -> (TempDir, FaultDisk<PageDisk>, FileId) {
 
 fn plan(direction: Direction, after: u64, count: u64, fault: Fault) -> Planned {
     Planned { direction, after, count, fault }
+}
+
+struct Faultless(Option<TempDir>);
+
+impl Harness for Faultless {
+    type Disk = FaultDisk<PageDisk>;
+
+    fn empty(&mut self) -> Self::Disk {
+        FaultDisk::new(open(self.0.insert(on_disk()).path(), &config(DiskEngine::Auto)))
+    }
+
+    fn another(&mut self, _: &Self::Disk) -> Self::Disk {
+        FaultDisk::new(open(self.0.as_ref().unwrap().path(), &config(DiskEngine::Auto)))
+    }
+
+    fn buffer(&mut self, bytes: &[u8]) -> IoBuffer {
+        heap(bytes)
+    }
+
+    fn contents(&self, buffer: &IoBuffer) -> Vec<u8> {
+        contents(buffer)
+    }
+}
+
+#[test]
+fn without_a_plan_it_conforms() {
+    conformance::run(&mut Faultless(None));
 }
 
 #[test]

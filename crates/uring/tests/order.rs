@@ -8,6 +8,8 @@ use orbitkv_uring::{DiskConfig, DiskEngine, IoBuffer, PageIo};
 use std::time::Duration;
 use support::{BLOCK, config, on_disk, open, request, submit, wait};
 
+/// A hang.
+const A_MINUTE: Option<Duration> = Some(Duration::from_secs(60));
 const ENGINES: [DiskEngine; 2] = [DiskEngine::IoUring, DiskEngine::Threads];
 
 /// Tokens in the order in which they ended. The first one keeps the only place until the others are there.
@@ -54,16 +56,16 @@ fn a_wait_ends_with_a_completion_a_wake_or_the_time() {
         let waker = disk.waker();
         waker.wake();
         waker.wake();
-        assert!(disk.wait(None).unwrap());
+        assert!(disk.wait(A_MINUTE).unwrap());
         assert!(!disk.wait(Some(Duration::from_millis(1))).unwrap(), "two wakes are taken as one");
         let thread = std::thread::spawn(move || waker.wake());
-        assert!(disk.wait(None).unwrap());
+        assert!(disk.wait(A_MINUTE).unwrap());
         thread.join().unwrap();
         let file = disk.create("file", BLOCK as u64).unwrap();
         submit(&mut disk, request(1, Direction::Write, file, 0, IoBuffer::heap(BLOCK).unwrap()));
         let (mut done, mut waits) = (Vec::new(), 0);
         while done.is_empty() {
-            assert!(disk.wait(None).unwrap());
+            assert!(disk.wait(A_MINUTE).unwrap());
             disk.poll(&mut done);
             waits += 1;
             assert!(waits < 100, "it wakes without a reason");
