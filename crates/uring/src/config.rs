@@ -1,7 +1,6 @@
 //! What a disk is opened with.
 
-use crate::{IoBuffer, OpenError};
-use orbitkv_store::{Priority, Request};
+use crate::OpenError;
 use std::time::Duration;
 
 /// Which way pages go to the kernel.
@@ -24,9 +23,11 @@ pub struct DiskConfig {
     /// Requests that the kernel has at once, 1 to 4096, of which background may be half. With threads, no more
     /// than [`DiskConfig::threads`].
     pub queue_depth: u32,
-    /// Bytes of background requests that the kernel has at once; one more may be begun below that. A read that comes
-    /// waits in the device behind them, so it is as slow as these bytes.
+    /// Bytes of background requests that the kernel has at once; one more may be begun below that.
     pub max_background_bytes: u64,
+    /// Background requests that the kernel has at once beside reads that somebody waits for, and shortly after
+    /// them: a read is as slow as what is in the device before it. Zero counts as one: nothing is starved.
+    pub background_beside_reads: usize,
     /// Requests that may be taken at once, waiting or not; more are [`orbitkv_store::DiskError::Busy`].
     pub max_requests: usize,
     /// Threads, 1 to 256, where there is no io_uring.
@@ -47,6 +48,7 @@ impl Default for DiskConfig {
             engine: DiskEngine::Auto,
             queue_depth: 64,
             max_background_bytes: 16 << 20,
+            background_beside_reads: 1,
             max_requests: 1024,
             threads: 16,
             direct: true,
@@ -74,46 +76,5 @@ impl DiskConfig {
             return refuse("max_transfer_bytes", step.into(), "give a multiple of 4096 up to 1 GiB");
         }
         Ok(())
-    }
-
-    /// What background may have of `depth` places.
-    pub(crate) fn background_limit(&self, depth: usize) -> BackgroundLimit {
-        BackgroundLimit { max_requests: (depth / 2).max(1), max_bytes: self.max_background_bytes }
-    }
-}
-
-/// How much of the kernel's time may go to those whom nobody waits for: the rest is free for a read that comes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BackgroundLimit {
-    max_requests: usize,
-    max_bytes: u64,
-}
-
-/// What they have of it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct BackgroundUse {
-    requests: usize,
-    bytes: u64,
-}
-
-impl BackgroundUse {
-    pub(crate) fn is_below(self, limit: BackgroundLimit) -> bool {
-        self.requests == 0 || (self.requests < limit.max_requests && self.bytes < limit.max_bytes)
-    }
-
-    /// Counts a request that the kernel gets, if it is one of them.
-    pub(crate) fn begin(&mut self, request: &Request<IoBuffer>) {
-        if request.priority == Priority::Background {
-            self.requests += 1;
-            self.bytes += u64::from(request.bytes);
-        }
-    }
-
-    /// Counts it no more.
-    pub(crate) fn end(&mut self, request: &Request<IoBuffer>) {
-        if request.priority == Priority::Background {
-            self.requests -= 1;
-            self.bytes -= u64::from(request.bytes);
-        }
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! What lies in a page, and which page is worth reading, is unknown here.
 
+mod background;
 mod buffer;
 mod config;
 mod disk;

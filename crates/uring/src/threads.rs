@@ -1,11 +1,12 @@
 //! pread and pwrite on threads: where io_uring is refused.
 
 use crate::IoBuffer;
-use crate::config::{BackgroundLimit, BackgroundUse, DiskConfig};
+use crate::background::Background;
+use crate::config::DiskConfig;
 use crate::job::{Job, Step};
 use crate::waiting::Waiting;
 use crate::waker::Waker;
-use orbitkv_store::{Completion, Direction, DiskError, Priority};
+use orbitkv_store::{Completion, Direction, DiskError};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -20,7 +21,7 @@ struct State {
     waiting: Waiting<Job>,
     /// Since when each thread has its job.
     running: Vec<Option<Instant>>,
-    background: BackgroundUse,
+    background: Background,
     done: Vec<Completion<IoBuffer>>,
     ends: bool,
 }
@@ -30,7 +31,6 @@ struct Shared {
     state: Mutex<State>,
     work: Condvar,
     waker: Waker,
-    background_limit: BackgroundLimit,
 }
 
 /// Threads that take the next request themselves. They end on their own after [`Threads::stop`]; each owns its job
@@ -47,7 +47,7 @@ impl Shared {
     fn run(&self, number: usize) {
         let mut state = self.lock();
         while !state.ends {
-            let may_background = state.background.is_below(self.background_limit);
+            let may_background = state.background.may_begin(Instant::now());
             let Some(mut job) = state.waiting.pop(may_background) else {
                 state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -57,11 +57,9 @@ impl Shared {
             drop(state);
             let result = carry_out(&mut job);
             state = self.lock();
-            state.background.end(job.request());
-            if job.request().priority == Priority::Background {
-                // One that was not allowed may be now, on a thread that sleeps.
-                self.work.notify_one();
-            }
+            state.background.end(job.request(), Instant::now());
+            // A background request that was not allowed may be now, on a thread that sleeps.
+            self.work.notify_one();
             state.done.push(job.end(result));
             state.running[number] = None;
             self.waker.wake();
@@ -75,13 +73,12 @@ impl Threads {
         let state = State {
             waiting: Waiting::new(),
             running: vec![None; threads],
-            background: BackgroundUse::default(),
+            background: Background::new(config, threads),
             done: Vec::new(),
             ends: false,
         };
-        let background_limit = config.background_limit(threads);
         let (state, work) = (Mutex::new(state), Condvar::new());
-        let this = Self(Arc::new(Shared { state, work, waker, background_limit }));
+        let this = Self(Arc::new(Shared { state, work, waker }));
         for number in 0..threads {
             let shared = Arc::clone(&this.0);
             let started =

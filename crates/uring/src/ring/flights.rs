@@ -1,8 +1,8 @@
 //! Requests that the kernel has.
 
-use crate::config::{BackgroundLimit, BackgroundUse, DiskConfig};
+use crate::background::Background;
+use crate::config::DiskConfig;
 use crate::job::Job;
-use orbitkv_store::Priority;
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -20,20 +20,17 @@ pub(super) struct Flights {
     free: Vec<usize>,
     /// Places that are to be offered to the kernel, for the first time or for the rest.
     unpushed: VecDeque<usize>,
-    background: BackgroundUse,
-    background_limit: BackgroundLimit,
+    background: Background,
 }
 
 impl Flights {
     pub(super) fn new(config: &DiskConfig) -> Self {
         let depth = config.queue_depth as usize;
-        let places = std::iter::repeat_with(|| None).take(depth).collect();
         Self {
-            places,
+            places: std::iter::repeat_with(|| None).take(depth).collect(),
             free: (0..depth).rev().collect(),
             unpushed: VecDeque::new(),
-            background: BackgroundUse::default(),
-            background_limit: config.background_limit(depth),
+            background: Background::new(config, depth),
         }
     }
 
@@ -41,9 +38,9 @@ impl Flights {
         !self.free.is_empty()
     }
 
-    pub(super) fn has_room_for(&self, priority: Priority) -> bool {
-        self.has_room()
-            && (priority != Priority::Background || self.background.is_below(self.background_limit))
+    /// Whether there may be another that nobody waits for.
+    pub(super) fn has_room_for_background(&self) -> bool {
+        self.has_room() && self.background.may_begin(Instant::now())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -86,7 +83,7 @@ impl Flights {
         let place = usize::try_from(number).ok()?;
         let flight = self.places.get_mut(place)?.take()?;
         self.free.push(place);
-        self.background.end(flight.job.request());
+        self.background.end(flight.job.request(), Instant::now());
         Some(flight.job)
     }
 
@@ -106,11 +103,11 @@ impl Flights {
 mod tests {
     use super::*;
     use crate::IoBuffer;
-    use orbitkv_store::{Direction, FileId, Request};
+    use orbitkv_store::{Direction, FileId, Priority, Request};
     use std::sync::Arc;
 
-    fn places(queue_depth: u32, max_background_bytes: u64) -> Flights {
-        Flights::new(&DiskConfig { queue_depth, max_background_bytes, ..DiskConfig::default() })
+    fn flights(queue_depth: u32) -> Flights {
+        Flights::new(&DiskConfig { queue_depth, background_beside_reads: 2, ..DiskConfig::default() })
     }
 
     fn job(priority: Priority) -> Job {
@@ -122,54 +119,38 @@ mod tests {
 
     #[test]
     fn background_has_half_of_the_places_and_the_others_have_all() {
-        let mut flights = places(4, 1 << 20);
+        let mut places = flights(4);
         for _ in 0..2 {
-            assert!(flights.has_room_for(Priority::Background));
-            flights.insert(job(Priority::Background));
+            assert!(places.has_room_for_background());
+            places.insert(job(Priority::Background));
         }
-        assert!(!flights.has_room_for(Priority::Background));
-        flights.insert(job(Priority::Demand));
-        assert!(flights.has_room_for(Priority::Preparation));
-        flights.insert(job(Priority::Preparation));
-        assert!(!flights.has_room());
-        assert!(flights.remove(0).is_some() && flights.remove(0).is_none());
-        assert!(flights.has_room_for(Priority::Background), "one of them has ended");
-        let mut one = places(1, 1 << 20);
-        assert!(one.has_room_for(Priority::Background), "with one place there is no half");
+        assert!(!places.has_room_for_background() && places.has_room());
+        places.insert(job(Priority::Demand));
+        assert!(places.has_room());
+        places.insert(job(Priority::Preparation));
+        assert!(!places.has_room());
+        assert!(places.remove(0).is_some() && places.remove(0).is_none());
+        assert!(places.has_room_for_background(), "one of them has ended");
+        let mut one = flights(1);
+        assert!(one.has_room_for_background(), "with one place there is no half");
         one.insert(job(Priority::Background));
-        assert!(!one.has_room_for(Priority::Demand));
-    }
-
-    #[test]
-    fn background_is_limited_in_bytes_and_one_always_goes() {
-        let mut flights = places(64, 8192);
-        for _ in 0..2 {
-            assert!(flights.has_room_for(Priority::Background));
-            flights.insert(job(Priority::Background));
-        }
-        assert!(!flights.has_room_for(Priority::Background) && flights.has_room_for(Priority::Demand));
-        flights.remove(0);
-        assert!(flights.has_room_for(Priority::Background));
-        assert!(
-            Flights::new(&DiskConfig { max_background_bytes: 0, ..DiskConfig::default() })
-                .has_room_for(Priority::Background)
-        );
+        assert!(!one.has_room());
     }
 
     #[test]
     fn what_the_kernel_has_not_seen_can_be_given_up_and_nothing_else() {
-        let mut flights = places(4, 1 << 20);
-        flights.insert(job(Priority::Demand));
-        flights.insert(job(Priority::Demand));
-        assert_eq!(flights.next_to_push().map(|(number, _)| number), Some(0));
-        flights.pushed();
-        flights.give_up_unpushed();
-        assert!(flights.returned(0).is_some() && flights.returned(1).is_none());
-        assert!(flights.oldest().is_some() && !flights.is_empty());
-        assert!(flights.returned(77).is_none(), "a number that is not ours");
-        flights.again(0);
-        assert!(flights.next_to_push().is_some());
-        flights.give_up_unpushed();
-        assert!(flights.is_empty());
+        let mut places = flights(4);
+        places.insert(job(Priority::Demand));
+        places.insert(job(Priority::Demand));
+        assert_eq!(places.next_to_push().map(|(number, _)| number), Some(0));
+        places.pushed();
+        places.give_up_unpushed();
+        assert!(places.returned(0).is_some() && places.returned(1).is_none());
+        assert!(places.oldest().is_some() && !places.is_empty());
+        assert!(places.returned(77).is_none(), "a number that is not ours");
+        places.again(0);
+        assert!(places.next_to_push().is_some());
+        places.give_up_unpushed();
+        assert!(places.is_empty());
     }
 }

@@ -12,7 +12,7 @@ use crate::waker::Waker;
 use flights::Flights;
 use io_uring::{IoUring, opcode, squeue, types};
 use orbitkv_shm::Region;
-use orbitkv_store::{Completion, Direction, Priority};
+use orbitkv_store::{Completion, Direction};
 use registry::Registry;
 use rustix::io::Errno;
 use std::fmt;
@@ -93,7 +93,7 @@ impl Ring {
     /// Puts into the ring what has room there, and tells the kernel.
     fn fill(&mut self) {
         while !self.ends && self.flights.has_room() {
-            let Some(job) = self.waiting.pop(self.flights.has_room_for(Priority::Background)) else { break };
+            let Some(job) = self.waiting.pop(self.flights.has_room_for_background()) else { break };
             self.flights.insert(job);
         }
         while let Some((number, job)) = self.flights.next_to_push() {
