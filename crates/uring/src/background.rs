@@ -129,10 +129,19 @@ mod tests {
 
     #[test]
     fn what_has_ended_makes_room() {
-        let (now, mut full) = (Instant::now(), background(4096, 1));
+        let (now, mut full) = (Instant::now(), background(8192, 1));
+        full.begin(&request(Priority::Background));
+        assert!(full.may_begin(now));
         full.begin(&request(Priority::Background));
         assert!(!full.may_begin(now));
         full.end(&request(Priority::Background), now);
-        assert!(full.may_begin(now));
+        assert!(full.may_begin(now), "in bytes, and not as the only one");
+        let mut places = background(1 << 20, 1);
+        for _ in 0..4 {
+            places.begin(&request(Priority::Background));
+        }
+        assert!(!places.may_begin(now));
+        places.end(&request(Priority::Background), now);
+        assert!(places.may_begin(now), "in places");
     }
 }
