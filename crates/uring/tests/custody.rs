@@ -8,7 +8,7 @@ use orbitkv_uring::{DiskConfig, DiskEngine, IoBuffer, PageDisk, PageIo};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{BLOCK, config, on_disk, one, open, pattern, request, segment, submit, wait, wait_for_flight};
+use support::{BLOCK, config, on_disk, one, open, pattern, request, segment, submit, wait};
 
 const PAGE: usize = 1 << 20;
 const PAGES: usize = 64;
@@ -27,6 +27,26 @@ fn prepared(dir: &Path, config: &DiskConfig) -> (PageDisk, FileId) {
     (disk, file)
 }
 
+/// Reads all pages into what `buffer` gives, and returns when one was seen under way: its age 30 seconds later.
+/// Threads may be through with all of them before this one looks; then it is tried again.
+fn start_reads(disk: &mut PageDisk, file: FileId, buffer: impl Fn(usize) -> IoBuffer) -> Duration {
+    for _ in 0..50 {
+        for page in 0..PAGES {
+            submit(disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer(page)));
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(1) {
+            let later = Instant::now() + Duration::from_secs(30);
+            if let Some(age) = disk.oldest_in_flight(later) {
+                return age;
+            }
+            std::thread::yield_now();
+        }
+        wait(disk, PAGES);
+    }
+    panic!("no read was ever seen under way");
+}
+
 #[test]
 fn a_disk_that_is_dropped_waits_for_the_kernel() {
     for engine in [DiskEngine::IoUring, DiskEngine::Threads] {
@@ -37,11 +57,8 @@ fn a_disk_that_is_dropped_waits_for_the_kernel() {
             if registered {
                 disk.add_segment(memory.region());
             }
-            for page in 0..PAGES {
-                let buffer = IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap();
-                submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
-            }
-            wait_for_flight(&disk);
+            let slot = |page| IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap();
+            start_reads(&mut disk, file, slot);
             drop(disk);
             assert_eq!(Arc::strong_count(memory.region()), 1, "nobody has the memory any more");
             // Whoever gets it next finds what he has put there.
@@ -57,25 +74,24 @@ fn a_disk_that_is_dropped_waits_for_the_kernel() {
     }
 }
 
+/// Whether the directory is still locked after a drop that does not wait, and the memory still kept.
+fn is_kept(engine: DiskEngine) -> bool {
+    let dir = on_disk();
+    let (mut disk, file) = prepared(dir.path(), &DiskConfig { drop_wait: Duration::ZERO, ..config(engine) });
+    disk.lock("owner").unwrap();
+    let memory = segment(PAGES * PAGE);
+    start_reads(&mut disk, file, |page| IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap());
+    drop(disk);
+    let locked = HostDirectory::open(dir.path()).unwrap().lock("owner") == Err(DiskError::Locked);
+    // Threads give memory back when they are done with it, the ring never.
+    locked && (engine == DiskEngine::Threads || Arc::strong_count(memory.region()) > 1)
+}
+
 #[test]
 fn what_does_not_end_in_time_is_leaked_with_its_lock() {
     for engine in [DiskEngine::IoUring, DiskEngine::Threads] {
-        let dir = on_disk();
-        let (mut disk, file) =
-            prepared(dir.path(), &DiskConfig { drop_wait: Duration::ZERO, ..config(engine) });
-        disk.lock("owner").unwrap();
-        let memory = segment(PAGES * PAGE);
-        for page in 0..PAGES {
-            let buffer = IoBuffer::pool(memory.region(), page * PAGE, PAGE).unwrap();
-            submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
-        }
-        wait_for_flight(&disk);
-        drop(disk);
-        let mut other = HostDirectory::open(dir.path()).unwrap();
-        assert_eq!(other.lock("owner"), Err(DiskError::Locked), "{engine:?}: still another's");
-        if engine == DiskEngine::IoUring {
-            assert!(Arc::strong_count(memory.region()) > 1, "the memory is kept for the kernel");
-        }
+        // Reads may end by themselves between the look and the drop, but not every time.
+        assert!((0..10).any(|_| is_kept(engine)), "{engine:?}");
     }
 }
 
@@ -84,16 +100,11 @@ fn the_age_of_a_request_grows_until_it_has_ended() {
     for engine in [DiskEngine::IoUring, DiskEngine::Threads] {
         let dir = on_disk();
         let (mut disk, file) = prepared(dir.path(), &config(engine));
-        let now = Instant::now();
-        assert_eq!(disk.oldest_in_flight(now), None);
-        for page in 0..PAGES {
-            let buffer = IoBuffer::heap(PAGE).unwrap();
-            submit(&mut disk, request(1, Direction::Read, file, page * PAGE / BLOCK, buffer));
-        }
-        wait_for_flight(&disk);
-        let later = Instant::now() + Duration::from_secs(30);
-        assert!(disk.oldest_in_flight(later).unwrap() >= Duration::from_secs(30));
+        assert_eq!(disk.oldest_in_flight(Instant::now()), None);
+        let age = start_reads(&mut disk, file, |_| IoBuffer::heap(PAGE).unwrap());
+        // A thread may have begun after the clock was read.
+        assert!(age >= Duration::from_secs(29), "{engine:?}: {age:?}");
         wait(&mut disk, PAGES);
-        assert_eq!(disk.oldest_in_flight(later), None);
+        assert_eq!(disk.oldest_in_flight(Instant::now()), None);
     }
 }

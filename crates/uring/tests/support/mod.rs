@@ -118,15 +118,6 @@ pub(crate) fn wait<D: PageIo>(disk: &mut D, count: usize) -> Vec<Completion<IoBu
     done
 }
 
-/// Waits until the kernel has something, which a thread takes when it comes to it. A minute is a hang.
-pub(crate) fn wait_for_flight<D: PageIo>(disk: &D) {
-    let start = Instant::now();
-    while disk.oldest_in_flight(Instant::now()).is_none() {
-        assert!(start.elapsed() < Duration::from_secs(60), "nothing gets to the kernel");
-        std::thread::yield_now();
-    }
-}
-
 pub(crate) fn one<D: PageIo>(disk: &mut D, request: Request<IoBuffer>) -> Completion<IoBuffer> {
     submit(disk, request);
     wait(disk, 1).remove(0)
