@@ -24,6 +24,7 @@ mod poll;
 mod query;
 mod report;
 mod rounds;
+mod ssd;
 
 use anyhow::{Context, Result};
 use report::Row;
@@ -48,6 +49,7 @@ fn main() -> Result<()> {
 fn measure() -> Result<Vec<Row>> {
     let mut rows = core::rows().context("the core")?;
     rows.extend(copies::rows().context("host copies")?);
+    rows.extend(ssd::rows().context("pages on an SSD")?);
     let cache = cache::Cache::start().context("a manager with pages")?;
     rows.extend(query::rows(&cache).context("queries")?);
     rows.extend(poll::rows(&cache).context("polls")?);

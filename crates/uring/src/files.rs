@@ -1,0 +1,74 @@
+//! Files as pages see them: opened once more, past the page cache where that is allowed.
+
+use crate::mode::DiskMode;
+use orbitkv_store::{DiskError, FileId, HostDirectory};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use rustix::io::{Errno, pwrite};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+/// One description for each file that pages were asked of; a request under way keeps it.
+#[derive(Debug, Default)]
+pub(crate) struct PageFiles(BTreeMap<FileId, Arc<File>>);
+
+impl PageFiles {
+    /// The file behind an id of the directory. Where it refuses O_DIRECT, `mode` says so from then on.
+    pub(crate) fn get(
+        &mut self,
+        directory: &HostDirectory,
+        id: FileId,
+        mode: &mut DiskMode,
+    ) -> Result<Arc<File>, DiskError> {
+        if let Some(file) = self.0.get(&id) {
+            return Ok(Arc::clone(file));
+        }
+        // Opened anew without O_DIRECT too: the directory's own description does not block, and older kernels'
+        // io_uring answers EAGAIN on such a one where the page cache would have to wait.
+        let mut opened = Err(DiskError::Io { errno: Errno::INVAL.raw_os_error() });
+        if mode.direct {
+            opened = directory.reopen(id, OFlags::DIRECT);
+            if is_refusal(&opened) {
+                mode.direct = false;
+                mode.add_reason(refused(directory.path()));
+            }
+        }
+        if is_refusal(&opened) {
+            opened = directory.reopen(id, OFlags::empty());
+        }
+        let file = Arc::new(opened?);
+        self.0.insert(id, Arc::clone(&file));
+        Ok(file)
+    }
+
+    pub(crate) fn forget(&mut self, id: FileId) {
+        self.0.remove(&id);
+    }
+}
+
+fn is_refusal(opened: &Result<File, DiskError>) -> bool {
+    matches!(opened, Err(DiskError::Io { errno }) if *errno == Errno::INVAL.raw_os_error())
+}
+
+fn refused(path: &Path) -> String {
+    format!("the file system of {} refuses O_DIRECT", path.display())
+}
+
+/// Why O_DIRECT does not work in the directory, tried on a file without a name. `None` also where that cannot be
+/// tried: the first file that is opened tells.
+pub(crate) fn direct_refusal(path: &Path) -> Option<String> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    match openat(CWD, path, flags, Mode::RUSR | Mode::WUSR) {
+        Err(Errno::INVAL) => Some(refused(path)),
+        Err(_) => None,
+        Ok(file) => {
+            // A file system may take the flag and not the I/O.
+            let block = Block([0; 4096]);
+            (pwrite(&file, &block.0, 0) == Err(Errno::INVAL)).then(|| refused(path))
+        }
+    }
+}
+
+#[repr(align(4096))]
+struct Block([u8; 4096]);
