@@ -4,6 +4,7 @@
 //! one more segment of what earlier runs left, begin what the disk has room for, end what the disk has ended.
 //! Whatever goes wrong is a miss, a page that is not written, or a change of [`SsdState`]; never an end of serving.
 
+#[cfg(test)]
 mod copying_disk;
 mod device;
 mod health;
@@ -20,6 +21,7 @@ mod settings;
 mod task;
 #[cfg(test)]
 mod tests;
+mod uring_disk;
 mod writes;
 
 pub(crate) use names::{MAX_DIRECTORIES, device_of};

@@ -1,14 +1,14 @@
 //! Opening the cache directories, before anything is served.
 
-use super::copying_disk::CopiedPage;
 use super::names::MAX_SEGMENTS;
 use super::settings::{Capacity, SsdSettings};
-use orbitkv_store::{Directory, DirectoryError, FileDisk, HostDirectory, Log, LogConfig, StoreError};
+use orbitkv_store::{Directory, DirectoryError, HostDirectory, Log, LogConfig, StoreError};
+use orbitkv_uring::{DiskConfig, OpenError};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// How pages are read and written: whatever is a `PageDisk` can stand here, and in [`open_one`].
-type PageFiles = FileDisk<CopiedPage>;
+type PageFiles = orbitkv_uring::PageDisk;
 
 /// A directory with its lock, and what was found at first sight.
 #[derive(Debug)]
@@ -56,6 +56,14 @@ pub enum SsdError {
         /// As the store says it.
         source: StoreError,
     },
+    /// The disk could not be set up.
+    #[error("--ssd-cache-path {}: {source}", path.display())]
+    Disk {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: OpenError,
+    },
     /// What lies in it cannot be used.
     #[error("--ssd-cache-path {}: {source}", path.display())]
     Store {
@@ -95,7 +103,9 @@ fn open_one(settings: &SsdSettings, path: &Path) -> Result<OpenedDirectory, SsdE
     if capacity_bytes > max_bytes {
         return Err(SsdError::TooLarge { path: path.to_owned(), capacity_bytes, segment_bytes, max_bytes });
     }
-    let log = Log::open(PageFiles::new(directory), config).map_err(|source| {
+    let disk = PageFiles::open(directory, &DiskConfig { register: false, ..DiskConfig::default() })
+        .map_err(|source| SsdError::Disk { path: path.to_owned(), source })?;
+    let log = Log::open(disk, config).map_err(|source| {
         let path = path.to_owned();
         match source {
             StoreError::Locked(_) => SsdError::Taken { path, source },
