@@ -53,4 +53,8 @@ impl PageDisk for orbitkv_uring::PageDisk {
     fn mode(&self) -> String {
         PageIo::mode(self).to_string()
     }
+
+    fn engine(&self) -> &'static str {
+        PageIo::mode(self).engine.label()
+    }
 }
