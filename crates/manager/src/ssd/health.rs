@@ -49,6 +49,8 @@ impl<D: PageDisk> Device<D> {
         self.report.update(|status| status.state = state);
         let directory = self.report.path();
         match state {
+            // What was found has been said.
+            SsdState::Serving if before == SsdState::Recovering => {}
             SsdState::Serving | SsdState::Recovering | SsdState::Stuck => {
                 tracing::info!(directory, "SSD cache reads and writes: {why}");
             }
