@@ -55,6 +55,14 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", default_value = DEFAULT_POOL_SIZE)]
     pub(crate) pool_size: String,
 
+    /// Keep pages on an SSD too, where they outlive engine and manager: in DIR, or in the user's cache directory.
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true)]
+    pub(crate) ssd: Option<Option<PathBuf>>,
+
+    /// Most that may take there. Default: a quarter of what is free, at most 64 GiB.
+    #[arg(long, value_name = "SIZE", requires = "ssd")]
+    pub(crate) ssd_capacity: Option<String>,
+
     /// How hits are loaded: inside the forward pass, beside it, or whichever delays less.
     #[arg(long, value_enum)]
     pub(crate) load_mode: Option<LoadMode>,
@@ -162,6 +170,15 @@ mod tests {
             assert_eq!(args.engine, ["vllm", "serve", "m", "--port", "1"]);
             assert_eq!(args.pool_size, "1gb");
         }
+    }
+
+    #[test]
+    fn the_ssd_takes_a_directory_only_after_an_equals_sign() {
+        let args = run_args(&["--ssd", "vllm", "serve", "m"]);
+        assert_eq!((args.ssd, args.engine.len()), (Some(None), 3));
+        let args = run_args(&["--ssd=/fast", "--ssd-capacity", "9gb", "vllm", "serve", "m"]);
+        assert_eq!((args.ssd, args.ssd_capacity), (Some(Some("/fast".into())), Some("9gb".to_owned())));
+        assert_eq!(run_args(&["vllm", "serve", "m"]).ssd, None);
     }
 
     #[test]

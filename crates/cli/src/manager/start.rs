@@ -1,7 +1,7 @@
 //! Starting a manager and waiting until engines can connect.
 
 use super::find::read_note;
-use super::{Endpoint, Running, find};
+use super::{Endpoint, Launch, Running, find};
 use crate::program::{is_program, on_path};
 use std::env;
 use std::fs::{self, File};
@@ -74,16 +74,16 @@ pub(crate) enum StartError {
     Interrupted,
 }
 
-/// Starts one with a pool of that size. Between polls it asks `interrupted`; the manager is gone again
+/// Starts one. Between polls it asks `interrupted`; the manager is gone again
 /// whenever this fails.
 pub(crate) fn start(
     endpoint: &Endpoint,
-    pool_size: &str,
+    launch: &Launch,
     mut interrupted: impl FnMut() -> bool,
 ) -> Result<Started, StartError> {
     // One that was left behind would be taken for the new one's.
     let _ = fs::remove_file(endpoint.ready_file());
-    let mut child = Guard(Some(spawn(endpoint, pool_size)?));
+    let mut child = Guard(Some(spawn(endpoint, launch)?));
     let begun = Instant::now();
     loop {
         if interrupted() {
@@ -105,7 +105,7 @@ pub(crate) fn start(
     }
 }
 
-fn spawn(endpoint: &Endpoint, pool_size: &str) -> Result<Child, StartError> {
+fn spawn(endpoint: &Endpoint, launch: &Launch) -> Result<Child, StartError> {
     let program = locate()?;
     let path = endpoint.log_file();
     let log = File::create(&path).and_then(|log| Ok((log.try_clone()?, log)));
@@ -113,7 +113,8 @@ fn spawn(endpoint: &Endpoint, pool_size: &str) -> Result<Child, StartError> {
     Command::new(&program)
         .arg("--socket")
         .arg(&endpoint.socket)
-        .args(["--http-addr", &endpoint.http_to_serve().to_string(), "--pool-size", pool_size])
+        .args(["--http-addr", &endpoint.http_to_serve().to_string()])
+        .args(launch.flags())
         .arg("--ready-file")
         .arg(endpoint.ready_file())
         .stdin(Stdio::null())

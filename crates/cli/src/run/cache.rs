@@ -3,7 +3,9 @@
 use super::watch::Watch;
 use crate::args::{DEFAULT_POOL_SIZE, RunArgs};
 use crate::engine;
-use crate::manager::{Endpoint, FindError, Running, Share, ShareError, StartError, find, start, stop};
+use crate::manager::{
+    Endpoint, FindError, Launch, Running, Share, ShareError, Ssd, SsdError, StartError, find, start, stop,
+};
 use crate::say;
 use crate::status;
 use bytesize::ByteSize;
@@ -27,6 +29,9 @@ pub(crate) enum CacheError {
     /// Other runs.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// Its SSD.
+    #[error(transparent)]
+    Ssd(#[from] SsdError),
     /// It could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -54,7 +59,9 @@ impl Cache {
         if let Some(running) = find(&endpoint)? {
             return Ok(Self { endpoint, running, share, child: RefCell::new(None), started: false });
         }
-        let started = start(&endpoint, &args.pool_size, interrupted)?;
+        let ssd = args.ssd.as_ref().map(|path| Ssd::open(path.as_deref(), args.ssd_capacity.as_deref()));
+        let launch = Launch { pool_size: args.pool_size.clone(), ssd: ssd.transpose()? };
+        let started = start(&endpoint, &launch, interrupted)?;
         let cache = Self {
             endpoint,
             running: started.running,
@@ -81,8 +88,8 @@ impl Cache {
         let pid = self.running.pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
         let whose = match self.started {
             true => "started",
-            false if args.pool_size == DEFAULT_POOL_SIZE => "shared",
-            false => "shared, --pool-size has no effect",
+            false if args.pool_size == DEFAULT_POOL_SIZE && args.ssd.is_none() => "shared",
+            false => "shared, --pool-size and --ssd have no effect",
         };
         let http =
             self.running.http.map_or_else(|| "HTTP off".to_owned(), |http| format!("http://{http}/status"));
