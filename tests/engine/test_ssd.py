@@ -38,9 +38,14 @@ def engine(manager: Manager, new_engine: Callable[..., Engine]) -> Engine:
     return new_engine(manager, connector={"verify_restore": "all"})
 
 
+def wait_found(manager: Manager) -> None:
+    """Waits until the manager has looked everywhere in its directory."""
+    wait_until(lambda: [row["state"] for row in manager.status()["ssd"]] == ["serving"], "everything is found")
+
+
 def found(manager: Manager) -> int:
-    """Pages that the manager has found in its directory, once it has looked everywhere."""
-    wait_until(lambda: not manager.status()["ssd"]["recovering"], "everything is found")
+    """Pages that the manager has found in its directory."""
+    wait_found(manager)
     return manager.counters()["found_pages"]
 
 
@@ -119,7 +124,7 @@ def test_a_flipped_bit_is_a_miss_and_never_a_wrong_token(
             content[at] ^= 1
         segment.write_bytes(content)
     engine.manager.start()
-    wait_until(lambda: not engine.manager.status()["ssd"]["recovering"], "everything is found")
+    wait_found(engine.manager)
     engine.wait_active()
     engine.reset()
     engine.kv.poison()
@@ -133,6 +138,7 @@ def test_a_reset_reaches_the_ssd_and_lasts(engine: Engine, new_prompt: Prompts) 
     (cold,) = stored(engine, [tokens])
     reset = engine.scheduler.connector._scheduler._client.reset()
     assert reset.wait(5_000_000)
+    wait_until(lambda: engine.manager.status()["ssd"][0]["recorded_resets"] > 0, "the reset is recorded")
     engine.manager.stop()
     engine.manager.start()
     assert found(engine.manager) == 0

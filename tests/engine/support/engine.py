@@ -62,7 +62,9 @@ class Engine:
             self.wait_active()
 
     def close(self) -> None:
-        """Ends the engine; another may then be built in this process."""
+        """Ends the engine, once; another may then be built in this process."""
+        if not hasattr(self, "llm"):
+            return
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm, self.core, self.scheduler, self.kv
         gc.collect()
