@@ -40,7 +40,9 @@ def engine(manager: Manager, new_engine: Callable[..., Engine]) -> Engine:
 
 def wait_found(manager: Manager) -> None:
     """Waits until the manager has looked everywhere in its directory."""
-    wait_until(lambda: [row["state"] for row in manager.status()["ssd"]] == ["serving"], "everything is found")
+    wait_until(
+        lambda: [row["state"] for row in manager.status()["ssd"]] == ["serving"], "everything is found"
+    )
 
 
 def found(manager: Manager) -> int:
