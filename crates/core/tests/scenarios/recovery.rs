@@ -229,6 +229,36 @@ fn a_prepared_recovery_is_claimed_by_the_same_one_alone() {
 }
 
 #[test]
+fn the_same_hashes_at_another_place_are_another_recovery() {
+    let mut world = hybrid(|_| {});
+    save_all(&mut world);
+    let hashes = chain(0..4);
+    let later = Recovery { start_tokens: 32, mode: Mode::Prepare, ..to(64, &hashes) };
+    let (ticket, effects) = ask(&mut world, later);
+    assert_eq!(outcomes(effects), [OperationOutcome::Prepared { pages: 5 }]);
+    // Pages 0 and 1 of a sequence that begins with what were pages 2 and 3.
+    assert_eq!(refusal(&send(&mut world, ticket, to(32, &hashes[2..]))), &Refusal::ParametersChanged);
+}
+
+#[test]
+fn one_that_is_cancelled_pays_for_each_page_until_it_has_landed() {
+    let mut world = hybrid(|_| {});
+    save_all(&mut world);
+    world.step(Event::DropUnleased);
+    let (ticket, effects) = ask(&mut world, to(64, &chain(0..6)));
+    let Ticket { session, operation, revision } = ticket;
+    world.step(Event::Cancel { session, operation, revision });
+    let mut owned = AT_64_BYTES;
+    // The last ones first: pages of different groups are of different size.
+    for (slot, extent) in reads(&effects).into_iter().rev() {
+        assert_eq!(world.core.ledger().reserved_bytes(), owned);
+        end(&mut world, slot);
+        owned -= if extent >> 8 == u64::from(WINDOW.0) { LARGE } else { SMALL };
+    }
+    assert_eq!((world.core.ledger().reserved_bytes(), owned), (0, 0));
+}
+
+#[test]
 fn a_prepared_recovery_that_loses_a_page_is_a_miss() {
     let mut world = hybrid(|_| {});
     save_all(&mut world);
