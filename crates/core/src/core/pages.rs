@@ -2,6 +2,7 @@
 
 use super::{Core, Outcome};
 use crate::index::{Page, PageId, PageState};
+use crate::operation::Operation;
 use crate::policy::{Policy, Pool, Victim};
 use crate::slots::SlotState;
 use crate::{BlockHash, Effect, GroupId, Mark, PageKey, Plant, Refusal, SessionId, SlotRef};
@@ -266,18 +267,34 @@ impl Core {
     ) -> Result<(), Refusal> {
         let namespace = self.namespace_of(session)?;
         self.check_count(hashes.len())?;
+        let spares = self.spares();
         for &hash in hashes {
             let key = PageKey { namespace, group, hash };
             let resident = [self.index.sealed(&key), self.index.reading.get(&key).copied()];
             let mut known = self.unstore(&key, effects);
             self.forget_unfound(&key, effects);
-            for id in resident.into_iter().flatten() {
+            let second = spares.iter().filter(|(of, _)| *of == key).map(|(_, id)| *id);
+            for id in resident.into_iter().flatten().chain(second) {
                 known = true;
                 self.condemn(id);
             }
             self.counters.dropped_pages += u64::from(known && group != GroupId::PROBE);
         }
         Ok(())
+    }
+
+    /// Second copies of pages, which only those see that lease them: a preparation may, and claim it later.
+    fn spares(&self) -> Vec<(PageKey, PageId)> {
+        let planned = |op: &Operation| {
+            let plan = op.loading.as_ref().map_or(&[][..], |loading| &loading.plan);
+            plan.iter().filter_map(|planned| planned.page()).collect::<Vec<_>>()
+        };
+        let leased = self.operations.values().flat_map(|op| op.pages.iter().copied().chain(planned(op)));
+        let spare = |id: PageId| {
+            let page = self.index.pages.get(id)?;
+            (page.state == PageState::Spare).then_some((page.key, id))
+        };
+        leased.filter_map(spare).collect()
     }
 
     /// Pages being saved count too: their bytes were computed before the reset.

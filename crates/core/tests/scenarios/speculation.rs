@@ -114,6 +114,23 @@ fn reads_ahead_are_not_urgent_until_they_are_claimed() {
 }
 
 #[test]
+fn a_second_copy_that_was_prepared_is_forgotten_with_the_first() {
+    let mut world = tiered(16, |_| {});
+    store(&mut world, 0..1);
+    // Reserved before the read begins, sealed before it ends: what is read becomes a second copy.
+    let saved = slots_for(&mut world, &chain(0..1), None, 0);
+    let (ticket, effects) = begin(&mut world, &chain(0..1), Mode::Prepare);
+    for (slot, page) in saved {
+        world.commit(slot, page);
+    }
+    assert_eq!(outcomes(land(&mut world, &effects)), [OperationOutcome::Prepared { pages: 1 }]);
+    assert!(world.core.slots().any(|slot| slot.spare), "control: there are two copies");
+    world.step(Event::Forget { session: SCHEDULER, group: GROUP, hashes: &chain(0..1) });
+    let claimed = outcomes(send(&mut world, ticket, &chain(0..1), Mode::Demand));
+    assert_eq!(claimed, [OperationOutcome::Miss(MissReason::Absent)]);
+}
+
+#[test]
 fn other_pages_never_claim_what_was_prepared() {
     let mut world = tiered(16, |_| {});
     store(&mut world, 0..2);
