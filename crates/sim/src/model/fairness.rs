@@ -27,6 +27,10 @@ impl Model {
                 continue;
             }
             let need = op.bytes_of(self.expected(*ticket, core));
+            if need == 0 {
+                // Room for the winner was made of its pages: it is a miss when it is looked at next.
+                continue;
+            }
             let own = core.ledger().instance_bytes(op.instance);
             let blocked = own + need > self.config.query_instance_budget_bytes;
             ensure(op.instance != won.instance && blocked, Checker::Fairness, || {
