@@ -62,7 +62,7 @@ def test_case_a06_abort_before_allocation(engine: Engine, new_prompt: Prompts) -
         engine.step()
         assert engine.request("waiting").num_computed_tokens == 0, "it was given blocks"
         engine.abort("waiting")
-        manager.assert_drained()
+        manager.assert_drained(meanwhile=engine.step)
     after = manager.counters()
     assert after["ram_pages"] - before["ram_pages"] == ROUNDS * HIT // BLOCK_TOKENS
     assert after["restored_pages"] == before["restored_pages"]

@@ -85,7 +85,7 @@ def test_case_a13_asking_again_takes_no_other_hold(
     if ending == "abort":
         engine.abort("waiting")
         engine.step()
-        engine.manager.assert_drained()
+        engine.manager.assert_drained(meanwhile=engine.step)
     for name in occupants:
         engine.abort(name)
     if ending == "load":

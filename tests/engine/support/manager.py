@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +161,13 @@ class Manager:
         """Waits until no save is under way."""
         wait_until(lambda: self.status()["save"]["inflight_bytes"] == 0, "saves have ended")
 
-    def assert_drained(self, within_s: float = DRAINED_WITHIN_S) -> None:
-        """The drain check: every gauge of work is back at zero within that time."""
+    def assert_drained(
+        self, within_s: float = DRAINED_WITHIN_S, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """The drain check: every gauge of work is back at zero within that time. Of an engine with running
+        requests, `meanwhile` is its step: what they save ends in the steps that follow."""
         deadline = time.monotonic() + within_s
         while left := not_drained(self.status()):
             assert time.monotonic() < deadline, f"not drained within {within_s} s: {left}"
+            meanwhile()
             time.sleep(0.02)
