@@ -22,6 +22,7 @@ mod ledger;
 mod loading;
 mod marks;
 mod operation;
+mod operations;
 mod phase;
 mod plant;
 mod policy;

@@ -28,8 +28,8 @@ pub(super) struct Hits {
 }
 
 impl Core {
-    /// First look at a new demand: answered now, or queued.
-    pub(super) fn admit_new(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
+    /// First look at a new demand: answered now, or begun, or queued; in the end not after `until`.
+    pub(super) fn admit_new(&mut self, ticket: Ticket, until: Micros, effects: &mut Vec<Effect>) {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
@@ -49,7 +49,12 @@ impl Core {
                 }
             }
             Fit::Never => self.bypass(ticket, hits, asked, effects),
-            Fit::Now | Fit::Later { .. } => self.enqueue(ticket),
+            Fit::Now | Fit::Later { .. } => self.enqueue(ticket, until),
+        }
+        // A lease has a time of its own.
+        let waits = |op: &Operation| matches!(op.phase, Phase::Waiting | Phase::Preparing);
+        if self.operations.get(&ticket).is_some_and(waits) {
+            self.set_timer(ticket, until);
         }
     }
 
@@ -125,11 +130,11 @@ impl Core {
         self.admit(ticket, hits, effects);
     }
 
-    fn enqueue(&mut self, ticket: Ticket) {
+    fn enqueue(&mut self, ticket: Ticket, deadline: Micros) {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let (deadline, arrival) = (op.expires_at, op.arrival);
+        let arrival = op.arrival;
         op.queued = Some(deadline);
         self.queue.insert((self.place_in_queue(deadline, arrival), ticket));
         // Those ahead may wait for the budget of their own instance only: then it is admitted in this step.
@@ -280,13 +285,11 @@ impl Core {
 
     /// Removes an operation that owns nothing.
     pub(super) fn drop_operation(&mut self, ticket: Ticket) {
+        self.stop_timer(ticket);
         let Some(op) = self.operations.remove(&ticket) else {
             return;
         };
         assert!(op.charge.is_none() && op.pages.is_empty() && op.owing.is_empty());
-        if op.expires_at != Micros(u64::MAX) {
-            self.timers.remove(&(op.expires_at, ticket));
-        }
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
             session.operations -= 1;
         }

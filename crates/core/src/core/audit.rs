@@ -1,11 +1,12 @@
 //! The core's own books, checked against each other. For tests: cost grows with everything there is.
 
 use super::Core;
+use super::timers::NEVER;
 use crate::index::{Page, PageState};
 use crate::operation::Operation;
 use crate::policy::Policy;
 use crate::slots::{Slot, SlotState};
-use crate::{Micros, Phase, Ticket};
+use crate::{Phase, Ticket};
 use hashbrown::HashMap;
 use std::collections::BTreeMap;
 
@@ -31,12 +32,12 @@ impl Core {
     }
 
     fn audit_ledger(&self) -> Finding {
-        let charged: u64 = self.operations.values().map(|op| op.bytes()).sum();
+        let charged: u64 = self.operations.iter().map(|(_, op)| op.bytes()).sum();
         let reserved = self.ledger.reserved_bytes();
         ensure(self.ledger.balanced(), || "ledger accounts do not add up".into())?;
         ensure(charged == reserved, || format!("operations own {charged} bytes, the ledger {reserved}"))?;
         ensure(reserved <= self.config.query_budget_bytes, || format!("{reserved} bytes are over budget"))?;
-        for instance in self.operations.values().map(|op| op.instance) {
+        for instance in self.operations.iter().map(|(_, op)| op.instance) {
             let own = self.ledger.instance_bytes(instance);
             let limit = self.config.query_instance_budget_bytes;
             ensure(own <= limit, || format!("{instance:?} owns {own} bytes, its budget is {limit}"))?;
@@ -68,7 +69,7 @@ impl Core {
         let planned = |op: &'_ Operation| {
             op.loading.iter().flat_map(|l| &l.plan).filter_map(|p| p.page()).collect::<Vec<_>>()
         };
-        for page in self.operations.values().flat_map(|op| op.pages.iter().copied().chain(planned(op))) {
+        for page in self.operations.iter().flat_map(|(_, op)| op.pages.iter().copied().chain(planned(op))) {
             *leases.entry(page).or_default() += 1;
         }
         let mut children: HashMap<_, u32> = HashMap::new();
@@ -115,7 +116,7 @@ impl Core {
     fn audit_custody(&self) -> Finding {
         let mut readers: BTreeMap<_, u32> = BTreeMap::new();
         let mut owing: BTreeMap<_, usize> = BTreeMap::new();
-        for op in self.operations.values() {
+        for (_, op) in self.operations.iter() {
             for owed in &op.owing {
                 *owing.entry(owed.session).or_default() += 1;
                 for page in op.pages.iter().filter_map(|id| self.index.pages.get(*id)) {
@@ -162,9 +163,9 @@ impl Core {
                 (*reads, *owed) = (*reads + 1, *owed + bytes);
             }
         }
-        for (ticket, op) in &self.operations {
+        for (ticket, op) in self.operations.iter() {
             let (waits, lingers) =
-                (waiting.remove(ticket).unwrap_or(0), lingering.remove(ticket).unwrap_or_default());
+                (waiting.remove(&ticket).unwrap_or(0), lingering.remove(&ticket).unwrap_or_default());
             let pending = op.loading.as_ref().map_or(0, |loading| loading.pending);
             ensure(pending == waits, || format!("{ticket:?} counts {pending} reads, waits for {waits}"))?;
             ensure((op.lingering, op.lingering_bytes) == lingers, || {
@@ -188,14 +189,14 @@ impl Core {
     }
 
     fn audit_queue(&self) -> Finding {
-        for (ticket, op) in &self.operations {
+        for (ticket, op) in self.operations.iter() {
             let waiting = op.phase == Phase::Waiting;
             let queued = op
                 .queued
-                .is_some_and(|at| self.queue.contains(&(self.place_in_queue(at, op.arrival), *ticket)));
+                .is_some_and(|at| self.queue.contains(&(self.place_in_queue(at, op.arrival), ticket)));
             ensure(waiting == queued, || format!("{ticket:?} is {:?}, queued: {queued}", op.phase))?;
-            let timed = self.timers.contains(&(op.expires_at, *ticket));
-            ensure(timed == (op.expires_at != Micros(u64::MAX)), || format!("{ticket:?} lost its timer"))?;
+            let timed = self.timers.contains(&(op.expires_at, ticket));
+            ensure(timed == (op.expires_at != NEVER), || format!("{ticket:?} lost its timer"))?;
         }
         let stale = self
             .waiting_since

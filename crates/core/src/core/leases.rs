@@ -3,7 +3,7 @@
 use super::Core;
 use crate::ledger::{Account, Side};
 use crate::operation::Owing;
-use crate::{GroupId, InstanceId, Mark, Micros, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
+use crate::{GroupId, InstanceId, Mark, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
 
 impl Core {
     /// The owner hands its lease to the workers: from here on they may read, until each says it is done.
@@ -85,18 +85,17 @@ impl Core {
                 session.owing += 1;
             }
         }
+        let expiry = self.stop_timer(ticket);
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
         op.owing = owing;
-        let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
-        self.timers.remove(&(expiry, ticket));
         if let Some((_, bytes)) = op.charge {
             let from = Side::Held(op.instance, Account::Ready);
             self.ledger.transfer(from, Side::Held(op.instance, Account::Restoring), bytes);
             op.charge = Some((Account::Restoring, bytes));
         }
-        if self.planted(Plant::ExpireDuringCopy) {
+        if let Some(expiry) = expiry.filter(|_| self.planted(Plant::ExpireDuringCopy)) {
             self.timers.insert((expiry, ticket));
         }
     }
@@ -163,9 +162,7 @@ impl Core {
 
     /// A worker owes nothing any more: to anybody, or to the operations of one owner.
     pub(super) fn settle_owing(&mut self, worker: SessionId, owner: Option<SessionId>, mark: Mark) {
-        let owed = |t: &Ticket| owner.is_none_or(|o| t.session == o);
-        let tickets: Vec<Ticket> = self.operations.keys().filter(|t| owed(t)).copied().collect();
-        for ticket in tickets {
+        for ticket in self.operations.tickets(owner) {
             let draining = self.operations.get(&ticket).is_some_and(|op| op.phase == Phase::Draining);
             if self.settle(ticket, worker) && draining {
                 self.mark(mark);
@@ -187,10 +184,10 @@ impl Core {
             }
         }
         self.leave_queue(ticket);
+        self.stop_timer(ticket);
         let Some(op) = self.operations.remove(&ticket) else {
             return;
         };
-        self.timers.remove(&(op.expires_at, ticket));
         if let Some((account, bytes)) = op.charge
             && !self.planted(Plant::LeakOnCancel)
         {

@@ -24,7 +24,8 @@ use crate::instance::Instance;
 use crate::ledger::Ledger;
 use crate::loading::Reading;
 use crate::marks::Marks;
-use crate::operation::{Operation, Place};
+use crate::operation::Place;
+use crate::operations::Operations;
 use crate::policy::LeafLru;
 use crate::save::Save;
 use crate::session::Session;
@@ -53,8 +54,7 @@ pub struct Core {
     /// The same, the other way round.
     digests: BTreeMap<NamespaceId, NamespaceDigest>,
     next_namespace: u32,
-    /// Boxed: an operation is large, and moving it about in the tree costs more than one more allocation.
-    operations: BTreeMap<Ticket, Box<Operation>>,
+    operations: Operations,
     saves: BTreeMap<(SessionId, OperationId), Save>,
     /// Waiting demands.
     queue: BTreeSet<(Place, Ticket)>,
@@ -113,7 +113,7 @@ impl Core {
             namespaces: BTreeMap::new(),
             digests: BTreeMap::new(),
             next_namespace: 0,
-            operations: BTreeMap::new(),
+            operations: Operations::default(),
             saves: BTreeMap::new(),
             queue: BTreeSet::new(),
             arrivals: 0,

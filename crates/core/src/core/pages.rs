@@ -289,12 +289,14 @@ impl Core {
             let plan = op.loading.as_ref().map_or(&[][..], |loading| &loading.plan);
             plan.iter().filter_map(|planned| planned.page()).collect::<Vec<_>>()
         };
-        let leased = self.operations.values().flat_map(|op| op.pages.iter().copied().chain(planned(op)));
+        let leased = self.operations.iter().flat_map(|(_, op)| op.pages.iter().copied().chain(planned(op)));
         let spare = |id: PageId| {
             let page = self.index.pages.get(id)?;
             (page.state == PageState::Spare).then_some((page.key, id))
         };
-        leased.filter_map(spare).collect()
+        let mut spares: Vec<_> = leased.filter_map(spare).collect();
+        spares.sort_unstable();
+        spares
     }
 
     /// Pages being saved count too: their bytes were computed before the reset.

@@ -321,10 +321,9 @@ impl Core {
             return;
         };
         op.loading = None;
-        let expiry = std::mem::replace(&mut op.expires_at, crate::Micros(u64::MAX));
         let over = op.lingering == 0;
         op.phase = op.phase.after(Trigger::Stop).unwrap_or(Phase::Draining);
-        self.timers.remove(&(expiry, ticket));
+        self.stop_timer(ticket);
         if over {
             self.finish(ticket);
         } else {

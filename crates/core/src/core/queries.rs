@@ -1,6 +1,7 @@
 //! Foreground demands, from the request to the final state.
 
 use super::Core;
+use super::timers::NEVER;
 use crate::instance::Shape;
 use crate::ledger::Account;
 use crate::operation::{Ask, Operation};
@@ -8,7 +9,7 @@ use crate::session::Session;
 use crate::wanted::Wanted;
 use crate::{
     Demand, Effect, GroupId, Mark, Micros, MissReason, Mode, OperationId, OperationOutcome, Phase, Plant,
-    RecoveredRange, Refusal, Revision, Ticket,
+    RecoveredRange, Refusal, Ticket,
 };
 
 impl Core {
@@ -72,10 +73,7 @@ impl Core {
 
     /// The revision of an operation whose interest has not ended.
     pub(super) fn live(&self, session: crate::SessionId, operation: OperationId) -> Option<Ticket> {
-        let first = Ticket { session, operation, revision: Revision(0) };
-        let last = Ticket { session, operation, revision: Revision(u32::MAX) };
-        let mut revisions = self.operations.range(first..=last);
-        revisions.find(|(_, op)| op.phase != Phase::Draining).map(|(ticket, _)| *ticket)
+        self.operations.live(session, operation)
     }
 
     /// Operation ids only grow, so an id that is not live and not new has ended.
@@ -167,7 +165,7 @@ impl Core {
             lingering: 0,
             lingering_bytes: 0,
             charge: None,
-            expires_at,
+            expires_at: NEVER,
             arrival: self.arrivals,
             queued: None,
             by_deadline,
@@ -179,12 +177,11 @@ impl Core {
             return self.speculate(ticket, operation, ask.mode, effects);
         }
         self.keep_operation(ticket, operation);
-        self.admit_new(ticket, effects);
+        self.admit_new(ticket, expires_at, effects);
     }
 
     pub(super) fn keep_operation(&mut self, ticket: Ticket, operation: Operation) {
-        self.timers.insert((operation.expires_at, ticket));
-        self.operations.insert(ticket, Box::new(operation));
+        self.operations.insert(ticket, operation);
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
             session.operations += 1;
         }
@@ -310,10 +307,10 @@ impl Core {
             return self.end_preparing(ticket);
         }
         let (copying, lingering) = (!op.owing.is_empty(), op.lingering > 0);
-        let expiry = std::mem::replace(&mut op.expires_at, Micros(u64::MAX));
-        self.timers.remove(&(expiry, ticket));
         op.phase = Phase::Draining;
-        if op.queued.is_some() {
+        let queued = op.queued.is_some();
+        self.stop_timer(ticket);
+        if queued {
             self.leave_queue(ticket);
             self.wake = true;
         }

@@ -5,7 +5,7 @@ use crate::instance::Instance;
 use crate::session::{Link, Session};
 use crate::{
     ClientId, Effect, Evidence, InstanceId, Mark, NamespaceDigest, NamespaceId, Plant, Refusal, Role,
-    SessionId, SessionSpec, Ticket,
+    SessionId, SessionSpec,
 };
 use orbitkv_contract::Contract;
 use std::collections::BTreeMap;
@@ -156,9 +156,7 @@ impl Core {
             seats.scheduler = seats.scheduler.filter(|s| *s != session);
             seats.workers.retain(|_, worker| *worker != session);
         }
-        let mine = Ticket { session, operation: crate::OperationId(0), revision: crate::Revision(0) };
-        let tickets: Vec<_> = self.operations.range(mine..).map(|(t, _)| *t).collect();
-        for ticket in tickets.into_iter().take_while(|t| t.session == session) {
+        for ticket in self.operations.tickets(Some(session)) {
             if role == Role::Scheduler {
                 self.presume_handed_out(ticket);
             }

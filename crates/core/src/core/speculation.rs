@@ -9,8 +9,8 @@ use crate::ledger::{Account, Side};
 use crate::loading::{Loading, Planned};
 use crate::operation::{Ask, Operation};
 use crate::{
-    Effect, InstanceId, Mark, Micros, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal, SessionId,
-    Ticket, Trigger,
+    Effect, InstanceId, Mark, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal, SessionId, Ticket,
+    Trigger,
 };
 
 impl Core {
@@ -55,9 +55,9 @@ impl Core {
         let len = op.wanted.len();
         let bytes = op.wanted.bytes(len);
         (op.phase, op.reading, op.charge) = (phase, account, Some((account, bytes)));
-        op.expires_at = self.now.plus_ms(ttl_ms);
         self.ledger.transfer(Side::Free, Side::Held(op.instance, account), bytes);
         self.keep_operation(ticket, op);
+        self.set_timer(ticket, self.now.plus_ms(ttl_ms));
         if warm {
             let loading = Loading { plan: vec![Planned::Stored; len], ..Loading::default() };
             if let Some(op) = self.operations.get_mut(&ticket) {
@@ -74,17 +74,14 @@ impl Core {
 
     /// Whether that session, or all of them, read ahead as much as they may.
     fn speculations_full(&self, session: SessionId, warm: bool) -> bool {
-        let all = self.operations.values().filter(|op| op.phase.speculative()).count();
-        let own = |of: fn(Phase) -> bool| {
-            self.operations.iter().filter(|(t, op)| t.session == session && of(op.phase)).count()
-        };
-        let full = if warm {
-            own(|phase| phase == Phase::Warming) >= self.config.warm_ups_per_session
-        } else {
-            own(|phase| phase.speculative() && phase != Phase::Warming)
-                >= self.config.preparations_per_session
-        };
-        full || all >= self.config.speculations
+        let alike = |phase| (phase == Phase::Warming) == warm;
+        let (mut all, mut own) = (0, 0);
+        for (owner, phase) in self.operations.ahead() {
+            all += 1;
+            own += usize::from(owner == session && alike(phase));
+        }
+        let most = if warm { self.config.warm_ups_per_session } else { self.config.preparations_per_session };
+        own >= most || all >= self.config.speculations
     }
 
     /// Whether so many bytes fit the speculative share and are in nobody's way.
@@ -169,6 +166,7 @@ impl Core {
         let bytes = op.charge.map_or(0, |(_, bytes)| bytes);
         op.charge = op.charge.map(|(_, bytes)| (to, bytes));
         let (read, pages) = (op.read, op.pages.len());
+        self.operations.claimed(&ticket);
         self.ledger.transfer(Side::Held(instance, from), Side::Held(instance, to), bytes);
         self.ledger.transfer(
             Side::Held(instance, reading),
@@ -254,15 +252,6 @@ impl Core {
         self.end_preparing(ticket);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
         self.push_outcome(ticket, OperationOutcome::Warmed { pages }, effects);
-    }
-
-    pub(super) fn set_timer(&mut self, ticket: Ticket, at: Micros) {
-        let Some(op) = self.operations.get_mut(&ticket) else {
-            return;
-        };
-        let before = std::mem::replace(&mut op.expires_at, at);
-        self.timers.remove(&(before, ticket));
-        self.timers.insert((at, ticket));
     }
 
     /// A page that is there already: leased, or passed by a warm-up.

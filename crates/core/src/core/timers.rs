@@ -3,6 +3,9 @@
 use super::Core;
 use crate::{Effect, Mark, Micros, MissReason, Phase, Plant, Ticket};
 
+/// Of an operation without a timer.
+pub(super) const NEVER: Micros = Micros(u64::MAX);
+
 impl Core {
     /// When [`Core::step`] next has something to do without an event, if ever.
     #[must_use]
@@ -21,11 +24,30 @@ impl Core {
         }
     }
 
+    /// An operation ends by itself at that time, and at no earlier one.
+    pub(super) fn set_timer(&mut self, ticket: Ticket, at: Micros) {
+        self.stop_timer(ticket);
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.expires_at = at;
+            self.timers.insert((at, ticket));
+        }
+    }
+
+    /// It does not end by itself any more. Returns when it would have, if ever.
+    pub(super) fn stop_timer(&mut self, ticket: Ticket) -> Option<Micros> {
+        let op = self.operations.get_mut(&ticket)?;
+        let at = std::mem::replace(&mut op.expires_at, NEVER);
+        (at != NEVER).then(|| {
+            self.timers.remove(&(at, ticket));
+            at
+        })
+    }
+
     fn end_by_time(&mut self, ticket: Ticket, effects: &mut Vec<Effect>) {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        op.expires_at = Micros(u64::MAX);
+        op.expires_at = NEVER;
         let (phase, by_deadline, asked) = (op.phase, op.by_deadline, op.asked());
         match phase {
             Phase::Waiting => {

@@ -137,7 +137,7 @@ impl Core {
     /// Every query that is not over.
     pub fn operations(&self) -> impl Iterator<Item = OperationView> + '_ {
         self.operations.iter().map(|(ticket, op)| OperationView {
-            ticket: *ticket,
+            ticket,
             phase: op.phase,
             bytes: op.bytes(),
             lingering: op.lingering as usize,
@@ -150,7 +150,7 @@ impl Core {
     /// Queries in one phase.
     #[must_use]
     pub fn operations_in(&self, phase: Phase) -> usize {
-        self.operations.values().filter(|op| op.phase == phase).count()
+        self.operations.iter().filter(|(_, op)| op.phase == phase).count()
     }
 
     /// Reservations with slots out.
