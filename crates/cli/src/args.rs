@@ -52,8 +52,14 @@ pub(crate) struct RunArgs {
     pub(crate) place: Place,
 
     /// Memory of a manager that is started: a size (4gb, 512mib) or a share of the available memory.
-    #[arg(long, value_name = "SIZE", default_value = DEFAULT_POOL_SIZE)]
-    pub(crate) pool_size: String,
+    /// Default: 25%.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) pool_size: Option<String>,
+
+    /// TOML file with the values of a manager that is started, as `orbitkv-cache-manager --config` reads it. Flags
+    /// here win over it.
+    #[arg(long, value_name = "FILE", conflicts_with = "ssd")]
+    pub(crate) config: Option<PathBuf>,
 
     /// Keep pages on an SSD too, where they outlive engine and manager: in DIR, or in the user's cache directory.
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true)]
@@ -79,9 +85,6 @@ pub(crate) struct RunArgs {
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) engine: Vec<OsString>,
 }
-
-/// What `--pool-size` is when nobody says otherwise.
-pub(crate) const DEFAULT_POOL_SIZE: &str = "25%";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
@@ -120,6 +123,10 @@ pub(crate) struct DoctorArgs {
     /// The Python that runs the engine.
     #[arg(long, value_name = "PATH", default_value = "python3")]
     pub(crate) python: PathBuf,
+
+    /// The cache directory to look at. Default: the one of `orbitkv run --ssd`.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ssd: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -168,7 +175,7 @@ mod tests {
         ] {
             let args = run_args(line);
             assert_eq!(args.engine, ["vllm", "serve", "m", "--port", "1"]);
-            assert_eq!(args.pool_size, "1gb");
+            assert_eq!(args.pool_size.as_deref(), Some("1gb"));
         }
     }
 
@@ -182,9 +189,18 @@ mod tests {
     }
 
     #[test]
+    fn where_pages_go_is_said_by_a_file_or_by_a_flag() {
+        let args = run_args(&["--config", "m.toml", "--pool-size", "1gb", "vllm", "serve", "m"]);
+        assert_eq!(args.config, Some("m.toml".into()));
+        let line = ["orbitkv", "run", "--config", "m.toml", "--ssd", "vllm", "serve", "m"];
+        let text = Args::try_parse_from(line).unwrap_err().to_string();
+        assert!(text.contains("--config") && text.contains("--ssd"), "{text}");
+    }
+
+    #[test]
     fn a_flag_of_the_engine_with_the_name_of_ours_stays_with_the_engine() {
         let args = run_args(&["vllm", "serve", "m", "--pool-size", "1gb"]);
-        assert_eq!(args.pool_size, DEFAULT_POOL_SIZE);
+        assert_eq!(args.pool_size, None);
         assert_eq!(args.engine.len(), 5);
     }
 }

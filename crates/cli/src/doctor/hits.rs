@@ -21,11 +21,8 @@ pub(super) fn finding(report: &Report) -> Finding {
             "send requests; a prompt shorter than one block is never asked for, nor what the engine itself still holds",
         );
     };
-    if counters.ram_pages > 0 {
-        return Finding::ok(format!(
-            "hits: {percent:.1} % of {} pages asked for",
-            counters.ram_pages + counters.missed_pages
-        ));
+    if counters.found_pages() > 0 {
+        return Finding::ok(format!("hits: {percent:.1} % of {} pages asked for", counters.asked_pages()));
     }
     let reasons = reasons(report);
     Finding::warn(format!("hits: none of {} pages asked for", counters.missed_pages), reasons.join("; "))
@@ -77,6 +74,8 @@ mod tests {
     fn hits_are_fine() {
         let found = with(Counters { ram_pages: 1, missed_pages: 3, ..Counters::default() });
         assert_eq!((found.grade, found.what.contains("25.0 %")), (Grade::Ok, true));
+        let found = with(Counters { tier_pages: 2, missed_pages: 2, ..Counters::default() });
+        assert_eq!((found.grade, found.what.contains("50.0 % of 4")), (Grade::Ok, true), "{found:?}");
     }
 
     #[test]

@@ -102,7 +102,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
         let socket = dir.path().join("manager.sock");
-        socket_directory(&Endpoint { socket, socket_given: true, http_given: None }).grade
+        socket_directory(&Endpoint { socket, socket_given: true, http_given: None, http_configured: None })
+            .grade
     }
 
     #[test]
@@ -115,7 +116,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("later/manager.sock");
         assert_eq!(
-            socket_directory(&Endpoint { socket, socket_given: true, http_given: None }).grade,
+            socket_directory(&Endpoint {
+                socket,
+                socket_given: true,
+                http_given: None,
+                http_configured: None
+            })
+            .grade,
             Grade::Ok
         );
     }

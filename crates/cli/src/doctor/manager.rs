@@ -1,7 +1,7 @@
 //! The running manager and the engines on it.
 
-use super::{Finding, hits};
-use crate::manager::{Endpoint, find};
+use super::{Finding, hits, ssd};
+use crate::manager::{Endpoint, Http, find};
 use crate::status::{self, Instance, Report};
 use bytesize::ByteSize;
 use orbitkv_shm::available_memory;
@@ -16,9 +16,16 @@ pub(super) fn findings(endpoint: &Endpoint) -> Vec<Finding> {
         }
         Err(error) => return vec![Finding::fail(format!("manager: {error}"), "choose another --socket")],
     };
-    let Some(http) = running.http else {
-        let what = format!("manager: serves on {shown}, its HTTP address is not known");
-        return vec![Finding::warn(what, "give it with --http-addr")];
+    let http = match running.http {
+        Http::At(http) => http,
+        Http::Off => {
+            let what = format!("manager: serves on {shown}, without HTTP");
+            return vec![Finding::warn(what, "start it with an --http-addr to learn more")];
+        }
+        Http::Unknown => {
+            let what = format!("manager: serves on {shown}, its HTTP address is not known");
+            return vec![Finding::warn(what, "give it with --http-addr")];
+        }
     };
     match status::fetch(http) {
         Ok(report) => of_report(&report),
@@ -30,6 +37,7 @@ pub(super) fn findings(endpoint: &Endpoint) -> Vec<Finding> {
 
 fn of_report(report: &Report) -> Vec<Finding> {
     let mut findings = vec![serving(report), pool(report)];
+    findings.extend(report.ssd.iter().map(ssd::of_manager));
     findings.extend(report.instances.iter().map(engine));
     findings.push(hits::finding(report));
     findings

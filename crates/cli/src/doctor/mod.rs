@@ -4,6 +4,7 @@ mod hits;
 mod host;
 mod manager;
 mod python;
+mod ssd;
 
 use crate::args::DoctorArgs;
 use crate::manager::Endpoint;
@@ -56,6 +57,7 @@ impl Finding {
 pub(crate) fn command(args: &DoctorArgs) -> ExitCode {
     let endpoint = Endpoint::of(&args.place);
     let mut findings = host::findings(&endpoint);
+    findings.extend(ssd::findings(args.ssd.as_deref()));
     findings.extend(python::findings(&args.python));
     findings.extend(manager::findings(&endpoint));
     for finding in &findings {

@@ -13,6 +13,8 @@ pub(crate) struct Endpoint {
     pub(crate) socket_given: bool,
     /// Where the user says that HTTP is.
     pub(crate) http_given: Option<SocketAddr>,
+    /// Where the manager's file says that it is.
+    pub(crate) http_configured: Option<SocketAddr>,
 }
 
 impl Endpoint {
@@ -28,12 +30,13 @@ impl Endpoint {
             socket: std::path::absolute(&socket).unwrap_or(socket),
             socket_given: place.socket.is_some(),
             http_given: place.http_addr,
+            http_configured: None,
         }
     }
 
     /// Address of a manager that is known by its socket only.
     pub(crate) fn likely_http(&self) -> SocketAddr {
-        self.http_given.unwrap_or(DEFAULT_HTTP)
+        self.http_given.or(self.http_configured).unwrap_or(DEFAULT_HTTP)
     }
 
     /// Address for a manager that is started. The default one gives way when it is taken: nobody should

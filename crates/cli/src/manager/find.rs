@@ -16,10 +16,30 @@ use thiserror::Error;
 pub(crate) struct Running {
     /// `None` for a process of another pid namespace.
     pub(crate) pid: Option<u32>,
-    /// `None` when it serves no HTTP, or does not say where.
-    pub(crate) http: Option<SocketAddr>,
+    pub(crate) http: Http,
     /// Where the identity of the process comes from: it is fixed while this is open.
     pub(crate) connection: UnixStream,
+}
+
+/// Where a manager serves HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Http {
+    /// There.
+    At(SocketAddr),
+    /// Nowhere: it was told so.
+    Off,
+    /// It has left no note beside its socket, and does not answer where it is likely to.
+    Unknown,
+}
+
+impl Http {
+    /// Where to ask, if that is known.
+    pub(crate) fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::At(address) => Some(address),
+            Self::Off | Self::Unknown => None,
+        }
+    }
 }
 
 /// Why what is there cannot be used.
@@ -78,13 +98,15 @@ pub(crate) fn find(endpoint: &Endpoint) -> Result<Option<Running>, FindError> {
 
 /// The note beside the socket, if this manager wrote it; else the likely address, if this manager answers
 /// there. Never the address of another one.
-fn http_of(endpoint: &Endpoint, pid: Option<u32>) -> Option<SocketAddr> {
+fn http_of(endpoint: &Endpoint, pid: Option<u32>) -> Http {
     match read_note(endpoint) {
-        Some(note) if Some(note.pid) == pid => note.http,
+        Some(note) if Some(note.pid) == pid => note.http.map_or(Http::Off, Http::At),
         _ => {
             let likely = endpoint.likely_http();
-            let report = status::fetch(likely).ok()?;
-            (Some(report.pid) == pid).then_some(likely)
+            match status::fetch(likely) {
+                Ok(report) if Some(report.pid) == pid => Http::At(likely),
+                _ => Http::Unknown,
+            }
         }
     }
 }

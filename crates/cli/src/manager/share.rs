@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn endpoint(dir: &Path) -> Endpoint {
-        Endpoint { socket: dir.join("d/m.sock"), socket_given: true, http_given: None }
+        Endpoint { socket: dir.join("d/m.sock"), socket_given: true, http_given: None, http_configured: None }
     }
 
     #[test]

@@ -113,7 +113,7 @@ fn spawn(endpoint: &Endpoint, launch: &Launch) -> Result<Child, StartError> {
     Command::new(&program)
         .arg("--socket")
         .arg(&endpoint.socket)
-        .args(["--http-addr", &endpoint.http_to_serve().to_string()])
+        .args(http_flag(endpoint, launch))
         .args(launch.flags())
         .arg("--ready-file")
         .arg(endpoint.ready_file())
@@ -126,8 +126,16 @@ fn spawn(endpoint: &Endpoint, launch: &Launch) -> Result<Child, StartError> {
         .map_err(|source| StartError::Spawn { program, source })
 }
 
+/// None where the file says it and the user does not.
+fn http_flag(endpoint: &Endpoint, launch: &Launch) -> Vec<String> {
+    if endpoint.http_given.is_none() && launch.has_http() {
+        return Vec::new();
+    }
+    vec!["--http-addr".to_owned(), endpoint.http_to_serve().to_string()]
+}
+
 /// Beside this program, as a wheel installs both, or on PATH.
-fn locate() -> Result<PathBuf, StartError> {
+pub(super) fn locate() -> Result<PathBuf, StartError> {
     let this = env::current_exe().unwrap_or_default();
     let beside = this.with_file_name(PROGRAM);
     if is_program(&beside) {

@@ -1,16 +1,18 @@
 //! One run's hold on a manager: found or started at the beginning, let go or stopped at the end.
 
 use super::watch::Watch;
-use crate::args::{DEFAULT_POOL_SIZE, RunArgs};
+use crate::args::RunArgs;
 use crate::engine;
 use crate::manager::{
-    Endpoint, FindError, Launch, Running, Share, ShareError, Ssd, SsdError, StartError, find, start, stop,
+    Configured, ConfiguredError, Endpoint, FindError, Http, Launch, Running, Share, ShareError, Ssd,
+    SsdError, StartError, find, start, stop,
 };
 use crate::say;
-use crate::status;
+use crate::status::{self, Report, SsdDirectory};
 use bytesize::ByteSize;
 use std::cell::RefCell;
 use std::ffi::OsString;
+use std::fmt::Write;
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,6 +31,9 @@ pub(crate) enum CacheError {
     /// Other runs.
     #[error(transparent)]
     Share(#[from] ShareError),
+    /// Its file.
+    #[error(transparent)]
+    Configured(#[from] ConfiguredError),
     /// Its SSD.
     #[error(transparent)]
     Ssd(#[from] SsdError),
@@ -52,6 +57,7 @@ impl Cache {
     pub(crate) fn open(
         endpoint: &Endpoint,
         args: &RunArgs,
+        configured: Option<Configured>,
         interrupted: impl FnMut() -> bool,
     ) -> Result<Self, CacheError> {
         let (share, _turn) = Share::join(endpoint)?;
@@ -60,7 +66,7 @@ impl Cache {
             return Ok(Self { endpoint, running, share, child: RefCell::new(None), started: false });
         }
         let ssd = args.ssd.as_ref().map(|path| Ssd::open(path.as_deref(), args.ssd_capacity.as_deref()));
-        let launch = Launch { pool_size: args.pool_size.clone(), ssd: ssd.transpose()? };
+        let launch = Launch { pool_size: args.pool_size.clone(), ssd: ssd.transpose()?, configured };
         let started = start(&endpoint, &launch, interrupted)?;
         let cache = Self {
             endpoint,
@@ -80,25 +86,25 @@ impl Cache {
     /// What is active, in one line.
     pub(crate) fn line(&self, version: Option<String>, args: &RunArgs) -> String {
         let engine = version.map_or_else(|| "vLLM".to_owned(), |version| format!("vLLM {version}"));
-        let report = self.running.http.and_then(|http| status::fetch(http).ok());
-        let pool = report.map_or_else(
-            || "pool size unknown".to_owned(),
-            |report| format!("pool {} DRAM", ByteSize(report.pool.limit_bytes).display().iec()),
-        );
+        let report = self.running.http.address().and_then(|http| status::fetch(http).ok());
+        let holds = report.map_or_else(|| "pool size unknown".to_owned(), |report| holdings(&report));
         let pid = self.running.pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
         let whose = match self.started {
             true => "started",
-            false if args.pool_size == DEFAULT_POOL_SIZE && args.ssd.is_none() => "shared",
-            false => "shared, --pool-size and --ssd have no effect",
+            false if args.pool_size.is_none() && args.ssd.is_none() && args.config.is_none() => "shared",
+            false => "shared, --pool-size, --ssd and --config have no effect",
         };
-        let http =
-            self.running.http.map_or_else(|| "HTTP off".to_owned(), |http| format!("http://{http}/status"));
-        format!("OrbitKV: {engine} · {pool} · manager pid {pid} ({whose}) · {http}")
+        let http = match self.running.http {
+            Http::At(http) => format!("http://{http}/status"),
+            Http::Off => "HTTP off".to_owned(),
+            Http::Unknown => "HTTP address unknown, give it with --http-addr".to_owned(),
+        };
+        format!("OrbitKV: {engine} · {holds} · manager pid {pid} ({whose}) · {http}")
     }
 
     /// Something that will say when the engine uses the cache. Taken before the engine begins.
     pub(crate) fn watch(&self, command: &[OsString]) -> Option<Watch> {
-        Watch::prepare(self.running.http?, engine::health_address(command))
+        Watch::prepare(self.running.http.address()?, engine::health_address(command))
     }
 
     /// Collects a manager that has ended.
@@ -125,6 +131,16 @@ impl Cache {
     }
 }
 
+/// Memory and SSD for pages, as the manager has them: those of a shared one are not what this run asked for.
+fn holdings(report: &Report) -> String {
+    let size = |bytes| ByteSize(bytes).display().iec().to_string();
+    let mut text = format!("pool {} DRAM", size(report.pool.limit_bytes));
+    for SsdDirectory { path, capacity_bytes, .. } in &report.ssd {
+        let _ = write!(text, " · SSD up to {} in {path}", size(*capacity_bytes));
+    }
+    text
+}
+
 fn stop_owned(endpoint: &Endpoint, pid: u32) -> Result<(), String> {
     // Another pid: that one was started by somebody else after ours had ended.
     let found = find(endpoint).map_err(|error| error.to_string())?;
@@ -139,8 +155,11 @@ fn stop_owned(endpoint: &Endpoint, pid: u32) -> Result<(), String> {
 fn remaining_sessions(running: &Running) -> u64 {
     let begun = Instant::now();
     loop {
-        let open =
-            running.http.and_then(|http| status::fetch(http).ok()).map_or(0, |report| report.sessions.open);
+        let open = running
+            .http
+            .address()
+            .and_then(|http| status::fetch(http).ok())
+            .map_or(0, |report| report.sessions.open);
         if open == 0 || begun.elapsed() > SESSIONS_PATIENCE {
             return open;
         }

@@ -7,7 +7,7 @@ mod watch;
 
 use crate::args::{ExecArgs, LoadMode, RunArgs};
 use crate::engine::{self, EngineError, Invocation, Wishes};
-use crate::manager::{Endpoint, StartError};
+use crate::manager::{Configured, Endpoint, StartError};
 use crate::program::on_path;
 use crate::say;
 use cache::{Cache, CacheError};
@@ -59,11 +59,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, RunError> {
         let source = engine_process::become_program(&program, args.engine.get(1..).unwrap_or_default());
         return Err(RunError::Program { program, source });
     }
-    let endpoint = endpoint(args)?;
+    let configured = args.config.as_deref().map(Configured::read).transpose().map_err(CacheError::Configured);
+    let endpoint = endpoint(args, configured.as_ref().ok().and_then(Option::as_ref))?;
     let line = engine::with_cache(&args.engine, wishes(args, &endpoint))?;
     // From here on a signal ends what was started.
     let mut signals = Signals::register().map_err(RunError::Signals)?;
-    match Cache::open(&endpoint, args, || signals.ending().is_some()) {
+    let open = |configured| Cache::open(&endpoint, args, configured, || signals.ending().is_some());
+    match configured.and_then(open) {
         Ok(cache) => {
             say::line(&cache.line(engine::installed_version(&program), args));
             let ended = serve(&program, &line, &mut signals, Some((&cache, args)));
@@ -79,11 +81,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, RunError> {
     }
 }
 
-fn endpoint(args: &RunArgs) -> Result<Endpoint, EngineError> {
+fn endpoint(args: &RunArgs, configured: Option<&Configured>) -> Result<Endpoint, EngineError> {
     let mut endpoint = Endpoint::of(&args.place);
-    if let Some(socket) = engine::socket_in(&args.engine)?.filter(|_| !endpoint.socket_given) {
-        endpoint.socket = socket.into();
+    let in_engine = engine::socket_in(&args.engine)?.map(PathBuf::from);
+    let socket = in_engine.or_else(|| configured?.socket.clone());
+    if let Some(socket) = socket.filter(|_| !endpoint.socket_given) {
+        endpoint.socket = std::path::absolute(&socket).unwrap_or(socket);
     }
+    endpoint.http_configured = configured.and_then(Configured::http_address);
     Ok(endpoint)
 }
 

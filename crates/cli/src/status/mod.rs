@@ -5,12 +5,10 @@ mod report;
 mod table;
 
 pub(crate) use http::{HttpError, is_healthy, status_text};
-#[cfg(test)]
-pub(crate) use report::Counters;
-pub(crate) use report::{Instance, Report};
+pub(crate) use report::{Counters, Instance, Report, SsdDirectory};
 
 use crate::args::StatusArgs;
-use crate::manager::{Endpoint, FindError, find};
+use crate::manager::{Endpoint, FindError, Http, find};
 use crate::say;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -22,9 +20,12 @@ pub(crate) enum StatusError {
     /// Nobody serves.
     #[error("no cache manager serves on {0}; `orbitkv run vllm serve MODEL` starts one")]
     Nobody(String),
-    /// A manager without HTTP, or at an address we do not know.
+    /// A manager without HTTP.
+    #[error("the cache manager on {0} serves no HTTP; start it with an --http-addr")]
+    HttpOff(String),
+    /// At an address that we do not know.
     #[error("the cache manager on {0} does not say its HTTP address; give it with --http-addr")]
-    NoHttp(String),
+    UnknownHttp(String),
     /// Not to be asked.
     #[error(transparent)]
     Find(#[from] FindError),
@@ -44,7 +45,11 @@ pub(crate) fn command(args: &StatusArgs) -> Result<ExitCode, StatusError> {
     let endpoint = Endpoint::of(&args.place);
     let shown = || endpoint.socket.display().to_string();
     let running = find(&endpoint)?.ok_or_else(|| StatusError::Nobody(shown()))?;
-    let http = running.http.ok_or_else(|| StatusError::NoHttp(shown()))?;
+    let http = match running.http {
+        Http::At(http) => http,
+        Http::Off => return Err(StatusError::HttpOff(shown())),
+        Http::Unknown => return Err(StatusError::UnknownHttp(shown())),
+    };
     if args.json {
         say::out(&format!("{}\n", status_text(http)?.trim_end()));
     } else {

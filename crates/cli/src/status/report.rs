@@ -14,6 +14,9 @@ pub(crate) struct Report {
     pub(crate) query: Queries,
     pub(crate) save: InFlight,
     pub(crate) load: InFlight,
+    /// Each directory of the SSD cache.
+    #[serde(default)]
+    pub(crate) ssd: Vec<SsdDirectory>,
     pub(crate) sessions: Sessions,
     pub(crate) instances: Vec<Instance>,
     pub(crate) counters: Counters,
@@ -45,6 +48,19 @@ pub(crate) struct InFlight {
     pub(crate) inflight_bytes: u64,
 }
 
+/// One directory of the SSD cache.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct SsdDirectory {
+    pub(crate) path: String,
+    /// `serving` when all is well.
+    pub(crate) state: String,
+    /// How pages are read and written, in words.
+    pub(crate) mode: String,
+    pub(crate) capacity_bytes: u64,
+    pub(crate) used_bytes: u64,
+    pub(crate) pages: u64,
+}
+
 /// Connections.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Sessions {
@@ -73,6 +89,8 @@ pub(crate) struct Instance {
 pub(crate) struct Counters {
     pub(crate) queries: u64,
     pub(crate) ram_pages: u64,
+    /// Found in the slower tier.
+    pub(crate) tier_pages: u64,
     pub(crate) missed_pages: u64,
     pub(crate) budget_bypasses: u64,
     pub(crate) timed_out: u64,
@@ -88,7 +106,17 @@ pub(crate) struct Counters {
 impl Counters {
     /// Pages found of those asked for, in percent; `None` before the first question.
     pub(crate) fn hit_percent(&self) -> Option<f64> {
-        let asked = self.ram_pages + self.missed_pages;
-        (asked > 0).then(|| 100.0 * self.ram_pages as f64 / asked as f64)
+        let asked = self.asked_pages();
+        (asked > 0).then(|| 100.0 * self.found_pages() as f64 / asked as f64)
+    }
+
+    /// Pages found, in memory or behind it.
+    pub(crate) fn found_pages(&self) -> u64 {
+        self.ram_pages + self.tier_pages
+    }
+
+    /// Pages asked for.
+    pub(crate) fn asked_pages(&self) -> u64 {
+        self.found_pages() + self.missed_pages
     }
 }

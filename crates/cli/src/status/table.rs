@@ -1,6 +1,6 @@
 //! The report for people.
 
-use super::{Instance, Report};
+use super::{Counters, Instance, Report, SsdDirectory};
 use bytesize::ByteSize;
 use std::fmt::Write;
 use std::time::Duration;
@@ -43,10 +43,7 @@ pub(crate) fn render(report: &Report) -> String {
                 size(report.load.inflight_bytes)
             ),
         ),
-        (
-            "hit rate",
-            format!("{hits} ({} pages found, {} missed)", counters.ram_pages, counters.missed_pages),
-        ),
+        ("hit rate", format!("{hits} ({}, {} missed)", found(counters), counters.missed_pages)),
         (
             "pages",
             format!(
@@ -66,10 +63,26 @@ pub(crate) fn render(report: &Report) -> String {
     for (name, value) in rows {
         let _ = writeln!(text, "{name:<9} {value}");
     }
+    for directory in &report.ssd {
+        let _ = writeln!(text, "{:<9} {}", "ssd", ssd(directory));
+    }
     for instance in &report.instances {
         let _ = writeln!(text, "{:<9} {}", "engine", engine(instance));
     }
     text
+}
+
+fn found(counters: &Counters) -> String {
+    match counters.tier_pages {
+        0 => format!("{} pages found", counters.ram_pages),
+        tier => format!("{} pages found in memory, {tier} on the SSD", counters.ram_pages),
+    }
+}
+
+fn ssd(directory: &SsdDirectory) -> String {
+    let SsdDirectory { path, state, mode, capacity_bytes, used_bytes, pages } = directory;
+    let (used, capacity) = (size(*used_bytes), size(*capacity_bytes));
+    format!("{path} · {state} · {used} of {capacity} used, {pages} pages · {mode}")
 }
 
 fn engine(instance: &Instance) -> String {
@@ -119,7 +132,7 @@ mod tests {
     #[test]
     fn nothing_asked_is_no_hit_rate_of_zero() {
         let mut report = report();
-        report.counters = super::super::Counters::default();
+        report.counters = Counters::default();
         report.pool.quarantined_bytes = 1 << 20;
         let text = render(&report);
         assert!(text.contains("nothing asked yet") && text.contains("1.0 MiB quarantined"), "{text}");

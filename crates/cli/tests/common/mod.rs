@@ -47,6 +47,29 @@ impl World {
         self.dir.path().join("bin")
     }
 
+    /// Of the user.
+    pub(crate) fn home(&self) -> PathBuf {
+        fs::canonicalize(self.dir.path()).unwrap()
+    }
+
+    /// A manager that no run has started: its note is not where a run would look for it.
+    pub(crate) fn manager_alone(&self) -> Alone {
+        fs::create_dir_all(self.socket().parent().unwrap()).unwrap();
+        let note = self.run.path().join("note.json");
+        let mut command = Command::new(self.bin().join("orbitkv-cache-manager"));
+        command.arg("--socket").arg(self.socket()).args(["--http-addr", "127.0.0.1:0", "--ready-file"]);
+        let child = command.arg(&note).stdin(Stdio::null()).spawn().unwrap();
+        wait_until("the manager serves", || note.exists());
+        Alone(child)
+    }
+
+    /// Where it serves HTTP.
+    pub(crate) fn http_alone(&self) -> String {
+        let note = fs::read_to_string(self.run.path().join("note.json")).unwrap();
+        let note: serde_json::Value = serde_json::from_str(&note).unwrap();
+        note["http"].as_str().unwrap().to_owned()
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.run.path().join("run/manager.sock")
     }
@@ -85,6 +108,16 @@ impl World {
     pub(crate) fn managers(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.bin().join("started")).unwrap_or_default();
         text.lines().map(|line| line.parse().unwrap()).collect()
+    }
+}
+
+/// Ends with the test.
+pub(crate) struct Alone(Child);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
