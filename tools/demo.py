@@ -1,15 +1,17 @@
 """Serves a tiny model through OrbitKV and shows that evicted prefixes come back, with equal tokens.
 
-    .venv/vllm-cpu/bin/python tools/demo.py            # what `make demo` runs; under 2 minutes on 2 cores
+    .venv/vllm-cpu/bin/python tools/demo.py            # what `make demo` runs; under 3 minutes on 2 cores
     .venv/vllm-cpu/bin/python tools/demo.py --prepare  # make demo PREPARE=on
 
-Three rounds of the same streamed requests over HTTP: cold; after other prompts have pressed everything out
-of the engine's own cache; after a restart of the cache manager, where everything is a miss and the engine
-goes on by itself. A short fourth one shows that hits come back. With `--prepare` there is one more: from a
-tier behind the pool, read ahead for requests that wait.
+Rounds of the same streamed requests over HTTP, each after other prompts have pressed everything out of the
+engine's own cache: cold; with all pages in memory; with all pages on the SSD alone; after a restart of the
+cache manager, which finds them there while the engine goes on by itself. As a control the SSD directory is
+then emptied, and everything must be a miss; a short last round shows that hits come back. With `--prepare`
+there is one more: from the SSD, read ahead for requests that wait.
 
-Results: out/demo/summary.json and out/demo/ttft.png. The exit code is 0 only if prefixes were restored, all
-outputs are equal, and everything that was reserved came back within five seconds.
+Results: out/demo/summary.json and out/demo/ttft.png. The SSD directory, out/demo/ssd, goes with the demo. The
+exit code is 0 only if each round was served from where it had to be, every restored byte passed its checksum,
+all outputs are equal, and everything that was reserved came back within five seconds.
 """
 
 from __future__ import annotations
@@ -27,8 +29,15 @@ from demo import compare, counters, drain, plot, report, workload
 from demo.client import Client, RequestError
 from demo.counters import CountersError
 from demo.processes import HOST, DemoError, Processes
-from demo.rounds import Stage
-from demo.settings import ATTACH_S, MIN_FREE_DISK_BYTES, MIN_FREE_MEMORY_BYTES, ROOT, Places
+from demo.rounds import Round, Source, Stage
+from demo.settings import (
+    MIN_FREE_DISK_BYTES,
+    MIN_FREE_MEMORY_BYTES,
+    ROOT,
+    SSD_MIN_FREE_SHARE,
+    WRITTEN_S,
+    Places,
+)
 
 PROGRESS_EVERY_S = 10.0
 BEGUN = time.monotonic()
@@ -56,10 +65,13 @@ def require_host(places: Places) -> None:
     for name in ("orbitkv", "orbitkv-cache-manager", "vllm"):
         if not places.program(name).exists():
             raise DemoError(f"{places.program(name)} is missing: run `make demo`, which installs it")
-    free_bytes = shutil.disk_usage(ROOT).free
-    if free_bytes < MIN_FREE_DISK_BYTES:
+    disk = shutil.disk_usage(ROOT)
+    needed = MIN_FREE_DISK_BYTES + int(disk.total * SSD_MIN_FREE_SHARE)
+    if disk.free < needed:
         raise DemoError(
-            f"{ROOT} has {free_bytes / 1e9:.1f} GB free, the demo needs {MIN_FREE_DISK_BYTES / 1e9:.0f}"
+            f"{ROOT} has {disk.free / 1e9:.1f} GB free, the demo needs {needed / 1e9:.1f}: "
+            f"{MIN_FREE_DISK_BYTES / 1e9:.0f} to work in, and its SSD cache leaves "
+            f"{SSD_MIN_FREE_SHARE:.0%} of a file system to others"
         )
     available_bytes, needed = memory_available_bytes(), MIN_FREE_MEMORY_BYTES
     if available_bytes < needed:
@@ -86,6 +98,9 @@ def make_ready(places: Places) -> None:
     places.out.mkdir(parents=True, exist_ok=True)
     for old in ("summary.json", "ttft.png", "engine.log", "manager.log"):
         (places.out / old).unlink(missing_ok=True)
+    # Of a demo that was killed: the first round would not be cold.
+    if places.ssd.exists():
+        shutil.rmtree(places.ssd)
 
 
 def start(processes: Processes) -> tuple[str, str]:
@@ -93,7 +108,7 @@ def start(processes: Processes) -> tuple[str, str]:
     say("orbitkv run vllm serve ...")
     processes.start()
     processes.wait_healthy(Waiting("the engine starts"))
-    processes.wait_until("the cache is active", lambda: processes.active_instance() is not None, ATTACH_S)
+    processes.wait_serving()
     instance = processes.active_instance()
     if instance is None:
         raise DemoError("the cache became inactive again")
@@ -113,45 +128,56 @@ def play(processes: Processes, prepare: bool) -> report.Outcome:
     say("warming the engine up")
     client.complete_all(workload.warm_up_requests(), 1)
     serial, concurrent = workload.serial_requests(), workload.concurrent_requests()
-    everything = [*serial, *concurrent]
+    few = serial[: len(serial) // 3]
 
-    cold = stage.play("cold", serial, concurrent)
-    stage.press("before the second round")
-    restored = stage.play("pressed out", serial, concurrent)
-    verdicts = {restored.name: compare.judge(stage, cold, restored, everything, say)}
+    rounds = [stage.play("cold", Source.NOTHING, serial, concurrent)]
+    verdicts: dict[str, compare.Verdict] = {}
+
+    def add(played: Round) -> None:
+        rounds.append(played)
+        verdicts[played.name] = compare.judge(stage, rounds[0], played, [*serial, *concurrent], say)
+
+    stage.press("before the round from memory")
+    add(stage.play("from memory", Source.MEMORY, serial, concurrent))
+    stage.press("before the round from the SSD")
+    stage.drop_memory()
+    add(stage.play("from SSD", Source.SSD, serial, concurrent))
     ahead = None
     if prepare:
         stage.press("before reading ahead")
-        ahead = stage.read_ahead("read ahead", serial[: len(serial) // 3], concurrent)
-        verdicts[ahead[0].name] = compare.judge(stage, cold, ahead[0], everything, say)
-    stage.press("before the third round")
-    say("restarting the cache manager; the engine stays")
-    processes.restart_manager()
-    processes.wait_until(
-        "the engine is connected again", lambda: processes.active_instance() is not None, ATTACH_S
-    )
-    restarted = stage.play("manager restarted", serial, concurrent)
+        stage.drop_memory()
+        played, ahead = stage.read_ahead("read ahead", few, concurrent)
+        add(played)
+    stage.press("before the restart")
+    stage.restart_manager()
+    add(stage.play("manager restarted", Source.SSD, serial, concurrent))
+    # Control: what came back did come from the directory.
+    stage.press("before the control")
+    stage.restart_manager(emptied=True)
+    add(stage.play("SSD emptied", Source.NOTHING, few, []))
     stage.press("before the last round")
-    again = stage.play("pressed out again", serial[: len(serial) // 3], [])
-    for played in (restarted, again):
-        verdicts[played.name] = compare.judge(stage, cold, played, everything, say)
-    outcome = report.Outcome(engine, self_test, cold, restored, restarted, again, verdicts, [], ahead)
-    outcome.drains = [played.drain for played in outcome.rounds]
-    return outcome
+    add(stage.play("from memory again", Source.MEMORY, few, []))
+    drains = [played.drain for played in rounds]
+    return report.Outcome(engine, self_test, rounds, verdicts, drains, processes.ssd_mode(), ahead)
 
 
 def finish(processes: Processes, places: Places, outcome: report.Outcome) -> int:
     """Stops the engine, checks the drain once more, writes the results and says how it went."""
     say("stopping the engine")
     processes.stop_engine()
-    outcome.drains.append(drain.check("engine stopped", lambda: counters.status(processes.manager)))
+    outcome.drains.append(
+        drain.check("engine stopped", lambda: counters.status(processes.manager), WRITTEN_S, writes=True)
+    )
     processes.close()
     for note in (note for verdict in outcome.verdicts.values() for note in verdict.notes):
         say(note)
     result = report.summary(outcome)
-    plot.draw(places.out / "ttft.png", outcome.engine, outcome.cold.serial, outcome.restored.serial)
+    plot.draw(places.out / "ttft.png", outcome.engine, curves(outcome))
     (places.out / "summary.json").write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\n{report.table(outcome)}\n\n{json.dumps(result)}")
+    print(f"\n{report.table(outcome)}\n")
+    if outcome.ahead:
+        print(f"{report.ahead_line(outcome.ahead)}\n")
+    print(json.dumps(result))
     found = report.problems(outcome)
     for problem in found:
         print(f"demo: {problem}", file=sys.stderr)
@@ -159,6 +185,19 @@ def finish(processes: Processes, places: Places, outcome: report.Outcome) -> int
         print(processes.tails(), file=sys.stderr)
     say(f"{'failed' if found else 'done'}: results in {places.out.relative_to(ROOT)}/")
     return 1 if found else 0
+
+
+def curves(outcome: report.Outcome) -> list[plot.Curve]:
+    """What the plot compares: the rounds in which all serial requests were sent one at a time."""
+    labels = {
+        "cold": "computed",
+        "from memory": "from memory",
+        "from SSD": "from SSD",
+        "manager restarted": "from SSD after a restart",
+    }
+    return [
+        plot.Curve(labels[played.name], played.serial) for played in outcome.rounds if played.name in labels
+    ]
 
 
 def interrupt(*_: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 from demo import client, compare, counters, workload
 from demo.counters import Counters
 from demo.drain import Drain
-from demo.rounds import Phase, Round
+from demo.rounds import Phase, Round, Source
 from demo.settings import BLOCK_TOKENS, ENGINE_TOKENS, MAX_MODEL_LEN, OUTPUT_TOKENS, PREFIX_TOKENS
 
 REQUEST = workload.Request("r", (8, 9), 0)
@@ -100,7 +100,7 @@ def answered(tokens: tuple[int, ...]) -> list[client.Answer]:
 
 
 def played(tokens: tuple[int, ...]) -> Round:
-    return Round("x", [Phase(1, answered(tokens), Counters.zero())], Drain("x", 0, {}), 1)
+    return Round("x", Source.MEMORY, [Phase(1, answered(tokens), Counters.zero())], Drain("x", 0, {}), 1)
 
 
 def test_a_difference_is_found() -> None:

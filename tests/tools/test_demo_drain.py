@@ -29,6 +29,7 @@ BUSY: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
     ("load_inflight_bytes", lambda r: r["load"].update(inflight_bytes=1)),
     ("pool_quarantined_bytes", lambda r: r["pool"].update(quarantined_bytes=1)),
     ("sessions_unfinished", lambda r: r["sessions"].update(unfinished=1)),
+    ("tier_read_queue_pending", lambda r: r["tier"].update(read_queue_pending=1)),
 ]
 
 
@@ -81,3 +82,11 @@ def test_each_gauge_is_waited_for(gauge: str, change: Callable[[dict[str, Any]],
 def test_a_report_without_a_gauge_is_an_error() -> None:
     with pytest.raises(KeyError):
         check(forever(report(lambda r: r["query"].pop("leases"))))
+
+
+def test_writes_are_waited_for_only_on_request() -> None:
+    busy = report(lambda r: r["tier"].update(write_queue_pending=3))
+    assert check(forever(busy)).drained
+    clock = Clock()
+    never = drain.check("the end", lambda: busy, 5.0, clock.time, clock.sleep, writes=True)
+    assert never.left == {"tier_write_queue_pending": 3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -9,6 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 GET_S = 10.0
+# The manager itself waits 10 s for its writes before it refuses.
+DROP_S = 20.0
 # Loopback only: a proxy for the outside is never asked.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # The manager puts a header of its own before each page.
@@ -42,13 +45,20 @@ def status(manager: str) -> dict[str, Any]:
     return json.loads(get(f"{manager}/status"))
 
 
-def post(url: str) -> None:
-    """POST without a body; `CountersError` if there is no good answer."""
+def drop_memory(manager: str) -> dict[str, int]:
+    """Has the manager forget its pages in memory once all are written. What it answers: `dropped_pages`, and
+    with `pending_bytes` it has dropped nothing, because these were still being written."""
+    url = f"{manager}/cache/memory/drop?wait=1"
     request = urllib.request.Request(url, data=b"", method="POST")
     try:
-        with _OPENER.open(request, timeout=GET_S) as response:
-            response.read()
-    except (OSError, urllib.error.URLError) as error:
+        with _OPENER.open(request, timeout=DROP_S) as response:
+            return json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        if error.code == http.client.CONFLICT:
+            return json.loads(text)
+        raise CountersError(f"POST {url}: {error}: {text}") from error
+    except OSError as error:
         raise CountersError(f"POST {url}: {error}") from error
 
 
@@ -90,18 +100,21 @@ class Counters:
     restored_tokens: int
     # Prompt tokens that the engine's own cache lacked and the manager had.
     external_hit_tokens: int
-    # Pages asked of the manager, by where they were found; pages restored and saved.
+    # Pages asked of the manager, by where they were found.
     ram_pages: int
-    tier_pages: int
+    ssd_pages: int
     missed_pages: int
-    restored_pages: int
-    saved_pages: int
+    # Restored bytes that landed in the engine, every page with the checksum it was saved with.
+    verified_bytes: int
+    # Pages that were not what had been saved, or could not be read, wherever it was noticed.
+    bad_pages: int
 
     @classmethod
     def read(cls, engine: str, manager: str) -> Counters:
         """Both sides as they are now."""
         text = get(f"{engine}/metrics")
-        pages = status(manager)["counters"]
+        report = status(manager)
+        pages = report["counters"]
 
         def by_source(source: str) -> int:
             return metric(text, "vllm:prompt_tokens_by_source_total", f'source="{source}"')
@@ -112,16 +125,24 @@ class Counters:
             restored_tokens=by_source("external_kv_transfer"),
             external_hit_tokens=metric(text, "vllm:external_prefix_cache_hits_total"),
             ram_pages=pages["ram_pages"],
-            tier_pages=pages["tier_pages"],
+            ssd_pages=pages["tier_pages"],
             missed_pages=pages["missed_pages"],
-            restored_pages=pages["restored_pages"],
-            saved_pages=pages["committed_pages"],
+            verified_bytes=metric(text, "vllm:orbitkv_load_bytes_total"),
+            bad_pages=metric(text, "vllm:orbitkv_load_failed_pages_total")
+            + pages["bad_pages"]
+            + pages["failed_reads"]
+            + sum(row["mismatches"] for row in report["ssd"]),
         )
 
     @classmethod
     def zero(cls) -> Counters:
         """Nothing counted."""
         return cls(*(0 for _ in fields(cls)))
+
+    @property
+    def requested_pages(self) -> int:
+        """Pages asked of the manager."""
+        return self.ram_pages + self.ssd_pages + self.missed_pages
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))

@@ -33,8 +33,9 @@ class Drain:
         return f"{self.when}: not drained after {self.took_s:.1f} s: {gauges}"
 
 
-def gauges(report: dict[str, Any]) -> dict[str, int]:
-    """Every gauge of `/status` that counts unfinished work. A missing one is an error, never a zero."""
+def gauges(report: dict[str, Any], *, writes: bool = False) -> dict[str, int]:
+    """Every gauge of `/status` that counts unfinished work. A missing one is an error, never a zero. Pages
+    that are written behind keep nobody waiting: they count only with `writes`."""
     query, save = report["query"], report["save"]
     found = {
         "query_reserved_bytes": query["reserved_bytes"],
@@ -45,7 +46,10 @@ def gauges(report: dict[str, Any]) -> dict[str, int]:
         "load_inflight_bytes": report["load"]["inflight_bytes"],
         "pool_quarantined_bytes": report["pool"]["quarantined_bytes"],
         "sessions_unfinished": report["sessions"]["unfinished"],
+        "tier_read_queue_pending": report["tier"]["read_queue_pending"],
     }
+    if writes:
+        found["tier_write_queue_pending"] = report["tier"]["write_queue_pending"]
     for phase, value in query["reserved_bytes_by_phase"].items():
         found[f"query_reserved_bytes_by_phase[{phase}]"] = value
     for phase, value in query["operations"].items():
@@ -59,11 +63,13 @@ def check(
     patience_s: float = DRAIN_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    *,
+    writes: bool = False,
 ) -> Drain:
     """Reads `/status` with `read` until all gauges are zero, or the time is over."""
     begun = clock()
     while True:
-        left = {name: value for name, value in gauges(read()).items() if value}
+        left = {name: value for name, value in gauges(read(), writes=writes).items() if value}
         took_s = clock() - begun
         if not left or took_s > patience_s:
             return Drain(when, took_s, left)

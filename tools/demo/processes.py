@@ -17,21 +17,24 @@ from pathlib import Path
 from demo import counters
 from demo.client import MODEL_NAME
 from demo.settings import (
+    ATTACH_S,
     BLOCK_TOKENS,
     ENGINE_BLOCKS,
     ENGINE_ENVIRONMENT,
     ENGINE_START_S,
     MAX_MODEL_LEN,
     POOL_SIZE,
+    RECOVER_S,
+    SSD_CAPACITY,
     STOP_S,
-    TIER_DELAY_MS,
-    TIER_SIZE,
     Places,
 )
 
 HOST = "127.0.0.1"
 POLL_S = 0.2
 TAIL_LINES = 25
+# Every restored page is compared with its checksum, not a sample of them.
+CONNECTOR = {"kv_connector": "OrbitKVConnector", "kv_connector_extra_config": {"verify_restore": "all"}}
 
 
 class DemoError(Exception):
@@ -46,8 +49,8 @@ def free_port() -> int:
 
 
 class Processes:
-    """`orbitkv run vllm serve`, and the cache manager behind it. With `prepare` there is a tier behind the
-    pool, and the engine reads ahead for requests that wait."""
+    """`orbitkv run --ssd vllm serve`, and the cache manager behind it. With `prepare` the engine reads ahead
+    for requests that wait."""
 
     def __init__(self, places: Places, *, prepare: bool = False) -> None:
         self._places = places
@@ -63,6 +66,11 @@ class Processes:
         self._manager: subprocess.Popen[bytes] | None = None
 
     @property
+    def ssd(self) -> Path:
+        """The directory of the SSD cache."""
+        return self._places.ssd
+
+    @property
     def engine(self) -> str:
         """Base address of the engine."""
         return f"http://{HOST}:{self.port}"
@@ -73,13 +81,10 @@ class Processes:
         return f"http://{self._manager_http}"
 
     def start(self) -> None:
-        """One command: it starts the manager, then the engine. A manager with a tier is started before."""
-        if self._prepare:
-            self._start_manager()
-            self.wait_until("the cache manager serves", lambda: counters.is_healthy(self.manager), STOP_S)
+        """One command: it starts the manager, then the engine."""
         orbitkv = [self._places.program("orbitkv"), "run", "--socket", self.socket]
-        if not self._prepare:
-            orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+        orbitkv += [f"--ssd={self.ssd}", "--ssd-capacity", SSD_CAPACITY]
         engine = ["vllm", "serve", self._places.model, "--served-model-name", MODEL_NAME]
         engine += ["--host", HOST, "--port", self.port, "--enforce-eager", "--enable-prompt-tokens-details"]
         # In bfloat16, what else is in a batch decides near ties between two tokens now and then. The demo
@@ -87,6 +92,7 @@ class Processes:
         engine += ["--dtype", "float32"]
         engine += ["--block-size", BLOCK_TOKENS, "--max-model-len", MAX_MODEL_LEN]
         engine += ["--num-gpu-blocks-override", ENGINE_BLOCKS]
+        engine += ["--kv-transfer-config", json.dumps(CONNECTOR)]
         self._run = self._spawn([*orbitkv, "--", *engine], self.engine_log, "wb")
 
     def _spawn(self, command: list[object], log: Path, mode: str) -> subprocess.Popen[bytes]:
@@ -141,11 +147,11 @@ class Processes:
             return None
         return next((row for row in instances if row["active"]), None)
 
-    def restart_manager(self) -> None:
-        """Ends the manager, whoever has started it, and starts another in its place."""
+    def stop_manager(self) -> None:
+        """Asks the manager to end, whoever has started it, and waits until it has."""
         if self._manager is not None:
             end(self._manager, group=False)
-            self._start_manager()
+            self._manager = None
             return
         pid = self._noted_manager()
         if pid is None:
@@ -153,14 +159,43 @@ class Processes:
         os.kill(pid, signal.SIGTERM)
         self.wait_until("the cache manager ends", lambda: not is_running(pid), STOP_S)
         self._keep_first_log()
-        self._start_manager()
 
-    def _start_manager(self) -> None:
+    def start_manager(self) -> None:
+        """Starts a manager in the place of one that has ended, with the same SSD directory, and waits until
+        it has found what is in there and the engine uses it again."""
         command = [self._places.program("orbitkv-cache-manager"), "--socket", self.socket]
         command += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
-        if self._prepare:
-            command += ["--memory-tier-size", TIER_SIZE, "--memory-tier-delay-ms", TIER_DELAY_MS]
+        command += ["--ssd-cache-path", self.ssd, "--ssd-cache-capacity", SSD_CAPACITY]
         self._manager = self._spawn(command, self.manager_log, "ab")
+        self.wait_serving()
+
+    def wait_serving(self) -> None:
+        """Waits until the SSD directory is read and written and the engine uses the cache; `DemoError` if the
+        directory has a state of which neither comes."""
+        self.wait_until("the SSD directory is serving", self._ssd_serves, RECOVER_S)
+        self.wait_until(
+            "the engine is connected and active", lambda: self.active_instance() is not None, ATTACH_S
+        )
+
+    def _ssd_serves(self) -> bool:
+        try:
+            (row,) = counters.status(self.manager)["ssd"]
+        except counters.CountersError:
+            return False
+        if row["state"] not in ("recovering", "serving"):
+            raise DemoError(
+                f"the SSD directory {row['path']} is {row['state']!r}: {self.manager_log.name} says why"
+            )
+        return row["state"] == "serving"
+
+    def ssd_mode(self) -> str:
+        """How pages go to the SSD and back, in the manager's words."""
+        (row,) = counters.status(self.manager)["ssd"]
+        return row["mode"]
+
+    def empty_ssd(self) -> None:
+        """Removes every page from the SSD directory. Only while no manager works in it."""
+        shutil.rmtree(self.ssd)
 
     def stop_engine(self) -> None:
         """Asks `orbitkv run` to end, as Ctrl-C would. A manager that the demo has started stays."""
@@ -180,6 +215,7 @@ class Processes:
             os.kill(noted, signal.SIGKILL)
         self._keep_first_log()
         shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.ssd, ignore_errors=True)
 
     def _noted_manager(self) -> int | None:
         """Process id of the manager that `orbitkv run` has started, while it lives."""

@@ -11,7 +11,14 @@ from demo.client import Answer
 from demo.compare import Verdict
 from demo.counters import Ahead
 from demo.drain import Drain
-from demo.rounds import Phase, Round
+from demo.rounds import Phase, Round, Source
+from demo.settings import BLOCK_TOKENS
+
+# Below the table.
+LEGEND = (
+    "tokens: of the prompts, computed, in the engine's own cache, restored; bytes restored, each page\n"
+    "compared with its checksum; pages asked of OrbitKV, by where they were found"
+)
 
 
 @dataclass
@@ -20,21 +27,24 @@ class Outcome:
 
     engine: str
     self_test: str
-    cold: Round
-    restored: Round
-    restarted: Round
-    again: Round
-    # By name of the round; the cold one is what the others are compared with.
+    # In the order in which they were played; the first one is cold, and what the others are compared with.
+    rounds: list[Round]
+    # By name of the round.
     verdicts: dict[str, Verdict]
     drains: list[Drain]
-    # With reading ahead: the round that shows it, and what it did.
-    ahead: tuple[Round, Ahead] | None = None
+    # How pages go to the SSD, as the manager says it.
+    ssd_mode: str = ""
+    # With reading ahead: what it did.
+    ahead: Ahead | None = None
 
     @property
-    def rounds(self) -> list[Round]:
-        """In the order in which they were played."""
-        ahead = [self.ahead[0]] if self.ahead else []
-        return [self.cold, self.restored, *ahead, self.restarted, self.again]
+    def cold(self) -> Round:
+        """The round that is compared with."""
+        return self.rounds[0]
+
+    def first(self, source: Source) -> Round:
+        """The first round that was served from there."""
+        return next(played for played in self.rounds if played.source is source)
 
 
 def ttft_ms(answers: Sequence[Answer]) -> float | None:
@@ -42,27 +52,58 @@ def ttft_ms(answers: Sequence[Answer]) -> float | None:
     return statistics.median(answer.ttft_ms for answer in answers) if answers else None
 
 
+def restored_ttft_ms(played: Round) -> float | None:
+    """The same of the requests that were not computed from the beginning."""
+    return ttft_ms([answer for answer in played.serial if answer.cached_tokens])
+
+
 def summary(outcome: Outcome) -> dict[str, Any]:
     """What `summary.json` holds."""
-    cold = ttft_ms(outcome.cold.serial)
-    restored = ttft_ms([answer for answer in outcome.restored.serial if answer.cached_tokens])
-    counted = [played.counted for played in outcome.rounds]
     result = {
         "engine": outcome.engine,
         "outputs_identical": all(verdict.identical for verdict in outcome.verdicts.values()),
-        "restored_tokens": sum(count.restored_tokens for count in counted),
-        "ttft_ms": {"cold": rounded(cold), "restored": rounded(restored)},
-        "tiers": {
-            "ram": sum(count.ram_pages for count in counted),
-            "miss": sum(count.missed_pages for count in counted),
+        "restored_tokens": sum(played.counted.restored_tokens for played in outcome.rounds),
+        "ttft_ms": {
+            "cold": rounded(ttft_ms(outcome.cold.serial)),
+            "restored": rounded(restored_ttft_ms(outcome.first(Source.MEMORY))),
+            "ssd": rounded(restored_ttft_ms(outcome.first(Source.SSD))),
         },
+        "tiers": {
+            tier: sum(tiers(played)[tier] for played in outcome.rounds) for tier in ("ram", "ssd", "miss")
+        },
+        "rounds": [round_summary(outcome, played) for played in outcome.rounds],
         "drained": all(drain.drained for drain in outcome.drains),
         "self_test": outcome.self_test,
+        "ssd_mode": outcome.ssd_mode,
     }
     if outcome.ahead:
-        result["tiers"]["memory"] = sum(count.tier_pages for count in counted)
-        result["prepared"] = asdict(outcome.ahead[1])
+        result["prepared"] = asdict(outcome.ahead)
     return result
+
+
+def round_summary(outcome: Outcome, played: Round) -> dict[str, Any]:
+    """One round. `tiers` has the pages that were asked for by where they were found: they sum to
+    `requested_pages`. Bytes are those of pages that landed in the engine with the checksum of their save."""
+    verdict = outcome.verdicts.get(played.name)
+    return {
+        "name": played.name,
+        "source": played.source.value,
+        "requests": sum(len(phase.answers) for phase in played.phases),
+        "requested_pages": played.counted.requested_pages,
+        "tiers": tiers(played),
+        "restored_tokens": played.counted.restored_tokens,
+        "verified_bytes": played.counted.verified_bytes,
+        "bad_pages": played.counted.bad_pages,
+        "ttft_ms": rounded(ttft_ms(played.serial)),
+        "outputs_identical": None if verdict is None else verdict.identical,
+        "drained": played.drain.drained,
+    }
+
+
+def tiers(played: Round) -> dict[str, int]:
+    """Pages that were asked of the manager, by where it found them."""
+    counted = played.counted
+    return {"ram": counted.ram_pages, "ssd": counted.ssd_pages, "miss": counted.missed_pages}
 
 
 def rounded(value: float | None) -> float | None:
@@ -75,23 +116,46 @@ def problems(outcome: Outcome) -> list[str]:
     found = []
     if outcome.self_test != "passed":
         found.append(f"the self-test did not pass: {outcome.self_test}")
-    if outcome.cold.counted.restored_tokens:
-        found.append("the cold round was not cold: tokens were restored")
-    ahead = [outcome.ahead[0]] if outcome.ahead else []
-    for played in (outcome.restored, *ahead, outcome.again):
-        found += missing_hits(played)
-    if outcome.ahead and not (outcome.ahead[1].claims and outcome.ahead[1].restored_bytes):
-        found.append(f"nothing that was read ahead was used: {outcome.ahead[1]}")
-    if outcome.restarted.counted.external_hit_tokens or outcome.restarted.counted.ram_pages:
-        found.append("pages were found in a manager that had just been started")
+    for played in outcome.rounds:
+        found += wrong_source(played) + wrong_counts(played)
     for played in outcome.rounds[1:]:
         local = serial_phase(played).counted.local_tokens
         if local:
             found.append(
                 f"{played.name}: the engine itself still held {local} tokens: it was not pressed out"
             )
+    if outcome.ahead and not (outcome.ahead.claims and outcome.ahead.restored_bytes):
+        found.append(f"nothing that was read ahead was used: {outcome.ahead}")
     found += [f"{name}: outputs differ" for name, v in outcome.verdicts.items() if not v.identical]
     found += [str(drain) for drain in outcome.drains if not drain.drained]
+    return found
+
+
+def ahead_line(ahead: Ahead) -> str:
+    """What was read ahead, and what of it was used."""
+    share = ahead.restored_bytes / ahead.read_bytes if ahead.read_bytes else 0.0
+    return (
+        f"read ahead from the SSD: {human_bytes(ahead.read_bytes)} for requests that waited, "
+        f"{human_bytes(ahead.restored_bytes)} of it used ({share:.0%}), by {ahead.claims} requests"
+    )
+
+
+def wrong_source(played: Round) -> list[str]:
+    """What did not come from where it had to."""
+    counted, alone = played.counted, serial_phase(played).counted
+    if played.source is Source.NOTHING:
+        held = counted.ram_pages + counted.ssd_pages
+        if alone.ram_pages or alone.ssd_pages or alone.restored_tokens:
+            return [f"{played.name}: {held} pages were found where there should be none"]
+        return []
+    found = missing_hits(played)
+    if played.source is Source.MEMORY and not counted.ram_pages:
+        found.append(f"{played.name}: nothing came from memory")
+    if played.source is Source.SSD:
+        if not counted.ssd_pages:
+            found.append(f"{played.name}: nothing came from the SSD")
+        if alone.ram_pages:
+            found.append(f"{played.name}: {alone.ram_pages} pages were in memory, which should be empty")
     return found
 
 
@@ -103,6 +167,28 @@ def missing_hits(played: Round) -> list[str]:
     return [f"{played.name}: not restored: {', '.join(cold)}"] if cold else []
 
 
+def wrong_counts(played: Round) -> list[str]:
+    """Numbers of one round that do not fit together, and pages that were not what had been saved."""
+    found = []
+    counted = played.counted
+    # With several at once, what the engine holds itself may grow between question and start of a request.
+    alone = serial_phase(played)
+    if alone.counted.requested_pages != alone.restorable_pages:
+        found.append(
+            f"{played.name}: the serial prompts have {alone.restorable_pages} pages to ask for, and "
+            f"{alone.counted.requested_pages} were found or missed"
+        )
+    restored_bytes = counted.restored_tokens // BLOCK_TOKENS * played.page_bytes
+    if counted.verified_bytes != restored_bytes:
+        found.append(
+            f"{played.name}: the engine took {restored_bytes} bytes for restored, and "
+            f"{counted.verified_bytes} landed with the checksum they were saved with"
+        )
+    if counted.bad_pages:
+        found.append(f"{played.name}: {counted.bad_pages} pages were unreadable or not what had been saved")
+    return found
+
+
 def serial_phase(played: Round) -> Phase:
     """The requests that were sent one at a time."""
     return next(phase for phase in played.phases if phase.concurrency == 1)
@@ -110,8 +196,8 @@ def serial_phase(played: Round) -> Phase:
 
 def table(outcome: Outcome) -> str:
     """One line a round and concurrency."""
-    heads = ["round", "at once", "requests", "TTFT ms", "prompt tokens"]
-    heads += ["computed", "engine's own", "restored", "restored bytes", "saved bytes", "outputs"]
+    heads = ["round", "at once", "requests", "TTFT ms", "prompt", "computed", "engine's", "restored"]
+    heads += ["verified", "memory", "SSD", "miss", "outputs"]
     rows = [heads]
     for played in outcome.rounds:
         verdict = outcome.verdicts.get(played.name)
@@ -120,7 +206,7 @@ def table(outcome: Outcome) -> str:
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
     # The first column is text.
     lines = [line[0].ljust(widths[0]) + text[widths[0] :] for line, text in zip(rows, lines, strict=True)]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", LEGEND])
 
 
 def equality(phase: Phase, verdict: Verdict | None) -> str:
@@ -146,8 +232,10 @@ def row(played: Round, phase: Phase, outputs: str) -> list[str]:
         f"{counted.computed_tokens:,}",
         f"{counted.local_tokens:,}",
         f"{counted.restored_tokens:,}",
-        human_bytes(counted.restored_pages * played.page_bytes),
-        human_bytes(counted.saved_pages * played.page_bytes),
+        human_bytes(counted.verified_bytes),
+        f"{counted.ram_pages:,}",
+        f"{counted.ssd_pages:,}",
+        f"{counted.missed_pages:,}",
         outputs,
     ]
 

@@ -1,17 +1,19 @@
-"""The rounds: the same requests cold, after pressure, and after a restart of the manager."""
+"""The rounds: the same requests cold, and with their pages in memory, on the SSD, or nowhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from demo import counters, drain, workload
 from demo.client import Answer, Client
 from demo.counters import Ahead, Counters
 from demo.drain import Drain
-from demo.processes import Processes
+from demo.processes import DemoError, Processes
+from demo.settings import BLOCK_TOKENS, WRITTEN_S
 from demo.workload import Request
 
 CONCURRENCY = 4
@@ -22,6 +24,14 @@ SETTLE_S = 5.0
 POLL_S = 0.05
 
 
+class Source(Enum):
+    """Where the pages of a round are before it, and so what must serve it."""
+
+    NOTHING = "computed"
+    MEMORY = "memory"
+    SSD = "ssd"
+
+
 @dataclass(frozen=True)
 class Phase:
     """Some requests at one concurrency, and what was counted meanwhile."""
@@ -30,12 +40,20 @@ class Phase:
     answers: list[Answer]
     counted: Counters
 
+    @property
+    def restorable_pages(self) -> int:
+        """Pages that could be asked for: whole blocks but the one of the last token, which the engine
+        computes itself, and without those that the engine held."""
+        whole = sum((answer.prompt_tokens - 1) // BLOCK_TOKENS for answer in self.answers)
+        return whole - self.counted.local_tokens // BLOCK_TOKENS
+
 
 @dataclass(frozen=True)
 class Round:
     """Both phases of a round, and how it drained."""
 
     name: str
+    source: Source
     phases: list[Phase]
     drain: Drain
     page_bytes: int
@@ -66,7 +84,12 @@ class Stage:
         return Counters.read(self._processes.engine, self._processes.manager)
 
     def play(
-        self, name: str, serial: list[Request], concurrent: list[Request], concurrency: int = CONCURRENCY
+        self,
+        name: str,
+        source: Source,
+        serial: list[Request],
+        concurrent: list[Request],
+        concurrency: int = CONCURRENCY,
     ) -> Round:
         """Sends the requests, first one at a time, then several at a time, and waits for the drain."""
         phases = [self.phase(serial, 1)]
@@ -77,7 +100,7 @@ class Stage:
         requests = sum(len(phase.answers) for phase in phases)
         computed, restored = counted.computed_tokens, counted.restored_tokens
         self._say(f"{drained}; {requests} requests, {computed:,} tokens computed, {restored:,} restored")
-        return Round(name, phases, drained, counters.page_bytes(self._status()))
+        return Round(name, source, phases, drained, counters.page_bytes(self._status()))
 
     def phase(self, requests: list[Request], concurrency: int, salt: str | None = None) -> Phase:
         """Sends requests and counts what they did."""
@@ -105,16 +128,37 @@ class Stage:
         total = sum(answer.prompt_tokens for answer in pressed)
         self._say(f"pressed {total:,} tokens of other prompts through the engine's cache; {drained}")
 
-    def read_ahead(self, name: str, serial: list[Request], concurrent: list[Request]) -> tuple[Round, Ahead]:
-        """A round with nothing in memory, all in the tier, and more requests than run at once."""
-        self._processes.wait_until("all pages are in the tier", self._tier_is_idle, SETTLE_S)
-        counters.post(f"{self._processes.manager}/cache/memory/drop")
-        before = Ahead.read(self._processes.manager)
-        played = self.play(name, serial, concurrent, QUEUED)
-        return played, Ahead.read(self._processes.manager) - before
+    def drop_memory(self) -> None:
+        """Leaves every page on the SSD alone: waits until all are written, and empties the pool."""
+        until = time.monotonic() + WRITTEN_S
+        while True:
+            answer = counters.drop_memory(self._processes.manager)
+            if not answer.get("pending_bytes"):
+                break
+            if time.monotonic() > until:
+                raise DemoError(
+                    f"{answer['pending_bytes']} bytes were not on the SSD after {WRITTEN_S:.0f} s: "
+                    f"the disk of {self._processes.ssd} is too slow for the demo, or stuck"
+                )
+        if not answer["dropped_pages"]:
+            raise DemoError("the cache manager dropped no page from memory: nothing had been saved")
+        self._say(f"everything is written; dropped {answer['dropped_pages']:,} pages from memory")
 
-    def _tier_is_idle(self) -> bool:
-        return self._status()["tier"]["write_queue_pending"] == 0
+    def restart_manager(self, *, emptied: bool = False) -> None:
+        """Ends the cache manager and starts another one on the same SSD directory, or on an empty one."""
+        self._say(f"restarting the cache manager{' on an empty SSD directory' * emptied}; the engine stays")
+        self._processes.stop_manager()
+        if emptied:
+            self._processes.empty_ssd()
+        self._processes.start_manager()
+        found = self._status()["counters"]["found_pages"]
+        self._say(f"the new cache manager found {found:,} pages on the SSD; the engine is active again")
+
+    def read_ahead(self, name: str, serial: list[Request], concurrent: list[Request]) -> tuple[Round, Ahead]:
+        """A round from the SSD with more requests than run at once, and what was read ahead meanwhile."""
+        before = Ahead.read(self._processes.manager)
+        played = self.play(name, Source.SSD, serial, concurrent, QUEUED)
+        return played, Ahead.read(self._processes.manager) - before
 
     def _status(self) -> dict[str, Any]:
         return counters.status(self._processes.manager)

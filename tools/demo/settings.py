@@ -14,22 +14,25 @@ MAX_MODEL_LEN = 2048
 ENGINE_BLOCKS = 256
 ENGINE_TOKENS = (ENGINE_BLOCKS - 1) * BLOCK_TOKENS
 POOL_SIZE = "512mib"
-# Behind the pool in a demo of reading ahead: holds what the pool does, and answers as slowly as a disk that
-# is shared with others.
-TIER_SIZE = "512mib"
-TIER_DELAY_MS = 100
+# Behind the pool. All rounds together write about half of it.
+SSD_CAPACITY = "1gib"
+# What `orbitkv-cache-manager` leaves to others of a file system unless told otherwise.
+SSD_MIN_FREE_SHARE = 0.05
 OUTPUT_TOKENS = 16
 
 PREFIX_TOKENS = (256, 512, 768, 1024, 1280, 1536)
 SAMPLES_PER_LENGTH = 3
 
-MIN_FREE_DISK_BYTES = 1_000_000_000
+MIN_FREE_DISK_BYTES = 2_000_000_000
 MIN_FREE_MEMORY_BYTES = 5_000_000_000
 
 ENGINE_START_S = 240.0
 REQUEST_S = 90.0
 ATTACH_S = 30.0
 DRAIN_S = 5.0
+# What is written behind waits for nobody, so a slow disk may take its time.
+WRITTEN_S = 60.0
+RECOVER_S = 30.0
 STOP_S = 20.0
 
 # What the engine needs on a machine without a GPU and without a network.
@@ -54,6 +57,11 @@ class Places:
     programs: Path
     model: Path = ROOT / ".venv" / "models" / "tiny-qwen3"
     out: Path = ROOT / "out" / "demo"
+
+    @property
+    def ssd(self) -> Path:
+        """The SSD cache, beside the results: `/tmp` may be memory. It goes when the demo ends."""
+        return self.out / "ssd"
 
     def program(self, name: str) -> Path:
         """A program of the engine's environment."""

@@ -58,8 +58,8 @@ pub(crate) enum SsdError {
     },
     /// Nothing would ever be written.
     #[error(
-        "--ssd: the file system of {path} is full: {free} of {total} are free, {KEPT_PERCENT} % stay free for others, \
-         and the cache needs {least} at least; free some space, or name a directory elsewhere: --ssd=DIR"
+        "--ssd: the file system of {path} has too little room: {free} of {total} are free, {KEPT_PERCENT} % stay free \
+         for others, and the cache needs {least} at least; free some space, or name a directory elsewhere: --ssd=DIR"
     )]
     Full {
         /// Where.
