@@ -5,6 +5,8 @@
 //! as `short` and changes nothing about the exit status: hosts differ, and nobody should be taught to
 //! ignore a red build.
 //!
+//! `orbitkv-bench PART` measures one part of the table only (`make bench PART=ssd`).
+//!
 //! The program is its own manager and its own echo server: `orbitkv-bench manager …` and
 //! `orbitkv-bench echo …` are the processes on the other end.
 
@@ -40,19 +42,32 @@ fn main() -> Result<()> {
         // The name of the mode takes the place of the program's name.
         Some("manager") => Ok(orbitkv_manager::run(&orbitkv_manager::Invocation::parse(&args)?)?),
         Some("echo") => echo::serve(&args[1..]),
-        Some("core") if args.len() == 1 => report::publish(&core::rows()?, Path::new(SUMMARY)),
-        Some(other) => anyhow::bail!("unknown argument {other:?}: run it without arguments, or with `core`"),
-        None => report::publish(&measure()?, Path::new(SUMMARY)),
+        only => report::publish(&measure(only)?, Path::new(SUMMARY)),
     }
 }
 
-/// Every row, in the order of the table.
-fn measure() -> Result<Vec<Row>> {
-    let mut rows = core::rows().context("the core")?;
-    rows.extend(copies::rows().context("host copies")?);
-    rows.extend(ssd::rows().context("pages on an SSD")?);
+/// A part of the table by its name.
+type Part = (&'static str, fn() -> Result<Vec<Row>>);
+
+/// In the order of the table.
+const PARTS: [Part; 4] =
+    [("core", core::rows), ("copies", copies::rows), ("ssd", ssd::rows), ("manager", manager_rows)];
+
+/// Every row, or those of one part.
+fn measure(only: Option<&str>) -> Result<Vec<Row>> {
+    if let Some(name) = only.filter(|name| PARTS.iter().all(|(part, _)| part != name)) {
+        anyhow::bail!("no part is called {name:?}: they are {:?}", PARTS.map(|(part, _)| part));
+    }
+    let mut rows = Vec::new();
+    for (part, measure) in PARTS.iter().filter(|(part, _)| only.is_none_or(|only| only == *part)) {
+        rows.extend(measure().with_context(|| format!("measuring {part:?}"))?);
+    }
+    Ok(rows)
+}
+
+fn manager_rows() -> Result<Vec<Row>> {
     let cache = cache::Cache::start().context("a manager with pages")?;
-    rows.extend(query::rows(&cache).context("queries")?);
+    let mut rows = query::rows(&cache).context("queries")?;
     rows.extend(poll::rows(&cache).context("polls")?);
     rows.extend(beside::rows(&cache).context("queries beside saves")?);
     rows.extend(host::rows(&cache).context("the manager's own use of the host")?);

@@ -1,14 +1,12 @@
 //! Pages on the disk that the build is on, against what fio gets from the same file, and what checking costs.
 
 mod limit;
-mod memory;
 mod ours;
 
 use crate::report::{Row, Target};
 use crate::rounds::{Measured, alternate, median_of_five};
 use anyhow::{Context, Result};
 use limit::Limit;
-use memory::Memory;
 use ours::Pages;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
@@ -48,7 +46,6 @@ struct Case {
     least: f64,
 }
 
-/// The largest pages first: fio cuts its memory to what it needs, and the file of it does not grow again.
 const CASES: [Case; 4] = [
     Case {
         names: ["SSD reads of 9 MiB against fio", "SSD reads of 9 MiB against a plain loop"],
@@ -79,9 +76,8 @@ const CASES: [Case; 4] = [
 pub(crate) fn rows() -> Result<Vec<Row>> {
     std::fs::create_dir_all(DIRECTORY).with_context(|| format!("cannot create {DIRECTORY}"))?;
     let directory = tempfile::tempdir_in(DIRECTORY).context("a directory for the file")?;
-    let memory = Memory::take(DEPTH as usize * MAX_PAGE_BYTES)?;
-    let pages = RefCell::new(Pages::open(directory.path(), &memory, FILE_BYTES, DEPTH)?);
-    let limit = Limit::find(&directory.path().join(ours::FILE), &memory, FILE_BYTES, DEPTH);
+    let pages = RefCell::new(Pages::open(directory.path(), FILE_BYTES, DEPTH)?);
+    let limit = Limit::find(&directory.path().join(ours::FILE), FILE_BYTES, DEPTH);
     let mut rows = vec![crc_row()?];
     for case in &CASES {
         rows.push(case.row(&pages, &limit)?);

@@ -48,6 +48,7 @@ impl Scrape {
             "Bytes that an ended client may still write",
             pool.quarantined_bytes,
         )?;
+        page.gauge("pool_huge_page_bytes", "Bytes of segments in huge pages", pool.huge_page_bytes)?;
         page.gauge("pool_segments", "Memory segments", pool.segments as u64)?;
         page.gauge("pool_pages", "Pages that can be restored", pool.pages as u64)?;
         let failed = self.0.tally.segments_failed;

@@ -19,6 +19,8 @@ const MAX_POPULATE_THREADS: usize = 8;
 pub(crate) struct Shared {
     pub(crate) segment: Arc<Segment>,
     pub(crate) slot_bytes: u64,
+    /// What of it lies in huge pages.
+    huge_page_bytes: u64,
     /// Sessions that were given it.
     pub(crate) sessions: Vec<u64>,
 }
@@ -31,7 +33,13 @@ enum Job {
 /// Outcome of a growth.
 pub(crate) struct Grown {
     pub(crate) id: u32,
-    pub(crate) result: Result<Segment, String>,
+    pub(crate) result: Result<Populated, String>,
+}
+
+/// A segment that has all its memory.
+pub(crate) struct Populated {
+    segment: Segment,
+    huge_page_bytes: u64,
 }
 
 /// All segments. Taking and returning memory is done in order by one thread, so that what is returned
@@ -81,8 +89,9 @@ impl Pool {
             Err(TryRecvError::Empty | TryRecvError::Disconnected) => return None,
         };
         let slot_bytes = self.growing.remove(&id).unwrap_or(0);
-        let result = result.map(|segment| {
-            let shared = Shared { segment: Arc::new(segment), slot_bytes, sessions: Vec::new() };
+        let result = result.map(|Populated { segment, huge_page_bytes }| {
+            let segment = Arc::new(segment);
+            let shared = Shared { segment, slot_bytes, huge_page_bytes, sessions: Vec::new() };
             self.shared.insert(id, shared);
         });
         Some((id, result))
@@ -105,6 +114,11 @@ impl Pool {
         shared.sessions
     }
 
+    /// How much of all segments lies in huge pages.
+    pub(crate) fn huge_page_bytes(&self) -> u64 {
+        self.shared.values().map(|shared| shared.huge_page_bytes).sum()
+    }
+
     /// Forgets that a session has segments.
     pub(crate) fn session_closed(&mut self, session: u64) {
         for shared in self.shared.values_mut() {
@@ -113,7 +127,7 @@ impl Pool {
     }
 }
 
-fn grow(id: u32, bytes: u64) -> Result<Segment, String> {
+fn grow(id: u32, bytes: u64) -> Result<Populated, String> {
     let memory = available_memory().map_err(|e| e.to_string())?;
     // Asked before, because a cgroup does not refuse: it kills.
     let usable_bytes = memory.usable_bytes();
@@ -125,8 +139,9 @@ fn grow(id: u32, bytes: u64) -> Result<Segment, String> {
     let size = usize::try_from(bytes).map_err(|e| e.to_string())?;
     let segment = Segment::create(&format!("orbitkv-{id}"), size).map_err(|e| e.to_string())?;
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_POPULATE_THREADS);
-    segment.populate(threads).map_err(|e| e.to_string())?;
-    Ok(segment)
+    let huge_page_bytes = segment.populate(threads).map_err(|e| e.to_string())? as u64;
+    tracing::debug!(segment = id, bytes, huge_page_bytes, "segment populated");
+    Ok(Populated { segment, huge_page_bytes })
 }
 
 /// Clients may map the segment for a while yet: its memory goes now, whatever they do.

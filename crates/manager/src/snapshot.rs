@@ -53,6 +53,8 @@ pub(crate) struct PoolStatus {
     pub(crate) used_bytes: u64,
     /// Slots that a process may still write although its session has ended.
     pub(crate) quarantined_bytes: u64,
+    /// What of the segments lies in huge pages.
+    pub(crate) huge_page_bytes: u64,
     pub(crate) segments: usize,
     /// Pages that can be restored.
     pub(crate) pages: usize,

@@ -11,6 +11,7 @@ pub mod peer;
 mod error;
 mod huge_pages;
 mod mapping;
+mod place;
 mod populate;
 mod region;
 mod segment;

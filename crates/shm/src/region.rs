@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::ShmError;
+use crate::place::{HUGE_PAGE_BYTES, Place};
 
 /// A mapped segment: the memory behind a [`crate::Segment`] and a [`crate::Mapping`]. Unmapped on drop.
 ///
@@ -27,11 +28,24 @@ impl Region {
     /// Maps the first `bytes` of `fd`, shared. The caller has checked that the file has that size and keeps it.
     pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, writable: bool) -> Result<Region, ShmError> {
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: no address is asked for, so the kernel picks a free range and no existing map is replaced.
-        let address = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }
-            .map_err(|source| ShmError::from_call("mmap", bytes, source))?;
-        let base = NonNull::new(address.cast::<u8>())
-            .ok_or(ShmError::Syscall { call: "mmap", source: rustix::io::Errno::FAULT })?;
+        let failed = |source| ShmError::from_call("mmap", bytes, source);
+        let base = if bytes < HUGE_PAGE_BYTES {
+            // SAFETY: no address is asked for, so the kernel picks a free range and no existing map is replaced.
+            unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, fd, 0) }
+                .map_err(failed)?
+                .cast()
+        } else {
+            let place = Place::reserve(bytes).map_err(failed)?;
+            let base = place.base();
+            // SAFETY: the range is a part of the reservation, which nobody else knows of, so the map replaces
+            // nothing but that.
+            unsafe { mmap(base.cast(), bytes, protection, MapFlags::SHARED | MapFlags::FIXED, fd, 0) }
+                .map_err(failed)?;
+            place.taken();
+            base
+        };
+        let base =
+            NonNull::new(base).ok_or(ShmError::Syscall { call: "mmap", source: rustix::io::Errno::FAULT })?;
         let region = Region { base, bytes, writable };
         // Best effort: a kernel without huge pages for shared memory serves 4 KiB pages, which are correct as well.
         let _ = region.advise(Advice::LinuxHugepage);

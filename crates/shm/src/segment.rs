@@ -56,10 +56,11 @@ impl Segment {
     }
 
     /// Takes the memory now, on `threads` threads (1 to 64; the caller's is one of them), so that no later access
-    /// can fail for want of memory, and so that it is charged to this process's cgroup. Content is kept.
+    /// can fail for want of memory, and so that it is charged to this process's cgroup. Content is kept. Returns how
+    /// many bytes lie in huge pages; the rest is as good, and slower.
     ///
     /// [`ShmError::OutOfMemory`] where host or cgroup cannot give it; what was taken stays until the segment drops.
-    pub fn populate(&self, threads: usize) -> Result<(), ShmError> {
+    pub fn populate(&self, threads: usize) -> Result<usize, ShmError> {
         populate::populate(self.fd.as_fd(), &self.region, threads)
     }
 

@@ -167,6 +167,33 @@ fn populate_takes_the_memory_and_keeps_content() {
     }
 }
 
+/// A field of `/proc/self/smaps` for the map at that address, in bytes.
+fn smaps_bytes(address: usize, field: &str) -> usize {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = smaps.find(&format!("{address:x}-")).unwrap();
+    let line = smaps[start..].lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
+}
+
+/// How many bytes that is depends on the kernel; what is said must be so, on both sides.
+#[test]
+fn huge_pages_are_mapped_as_such_by_owner_and_peer() {
+    const HUGE: usize = 2 << 20;
+    let segment = Segment::create("huge", 6 * HUGE + PAGE_BYTES).unwrap();
+    segment.write_at(HUGE - 2, b"kept").unwrap();
+    let huge_bytes = segment.populate(2).unwrap();
+    assert!(huge_bytes <= 6 * HUGE && huge_bytes.is_multiple_of(HUGE), "{huge_bytes}");
+    let mapping = Mapping::from_fd(fd_of(&segment), segment.bytes()).unwrap();
+    for region in [segment.region(), mapping.region()] {
+        assert_eq!(region.as_ptr() as usize % HUGE, 0);
+        let mut content = [0; 4];
+        (0..segment.bytes()).step_by(HUGE).for_each(|at| region.read_at(at, &mut content).unwrap());
+        region.read_at(HUGE - 2, &mut content).unwrap();
+        assert_eq!(&content, b"kept");
+        assert!(smaps_bytes(region.as_ptr() as usize, "ShmemPmdMapped:") >= huge_bytes);
+    }
+}
+
 #[test]
 fn punching_gives_memory_back_under_a_live_map() {
     let segment = segment();

@@ -1,7 +1,6 @@
 //! What the disk gives: fio where it is installed, else threads that read and write with O_DIRECT.
 
 use super::Way;
-use super::memory::Memory;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -14,8 +13,6 @@ use std::time::Instant;
 /// A way to measure the file.
 pub(crate) struct Limit {
     file: PathBuf,
-    /// fio's, in its own words.
-    memory: String,
     bytes: usize,
     depth: u32,
     fio: bool,
@@ -23,10 +20,9 @@ pub(crate) struct Limit {
 
 impl Limit {
     /// On that file, which has `bytes`.
-    pub(crate) fn find(file: &Path, memory: &Memory, bytes: usize, depth: u32) -> Self {
+    pub(crate) fn find(file: &Path, bytes: usize, depth: u32) -> Self {
         let fio = Command::new("fio").arg("--version").output().is_ok_and(|output| output.status.success());
-        let memory = memory.for_fio();
-        Self { file: file.to_owned(), memory, bytes, depth, fio }
+        Self { file: file.to_owned(), bytes, depth, fio }
     }
 
     pub(crate) fn is_fio(&self) -> bool {
@@ -38,7 +34,7 @@ impl Limit {
         if self.fio { self.fio(way, page_bytes) } else { self.plain(way, page_bytes) }
     }
 
-    /// With registered buffers, as ours are.
+    /// With registered buffers, as ours are, in memory of its own choice.
     fn fio(&self, way: Way, page_bytes: usize) -> Result<f64> {
         let name = match way {
             Way::Read => "read",
@@ -48,7 +44,6 @@ impl Limit {
             .args(["--name=limit", "--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--thread"])
             .args(["--output-format=json", "--overwrite=1", "--allow_file_create=0"])
             .arg(format!("--filename={}", self.file.display()))
-            .arg(format!("--mem={}", self.memory))
             .arg(format!("--size={}", self.bytes))
             .arg(format!("--loops={}", way.times()))
             .arg(format!("--bs={page_bytes}"))
@@ -125,8 +120,7 @@ mod tests {
         let dir = tempfile::tempdir_in(beside.parent().unwrap()).unwrap();
         let file = dir.path().join("pages");
         std::fs::write(&file, vec![0; 7 * 8192]).unwrap();
-        let limit =
-            Limit { file: file.clone(), memory: String::new(), bytes: 7 * 8192, depth: 3, fio: false };
+        let limit = Limit { file: file.clone(), bytes: 7 * 8192, depth: 3, fio: false };
         assert!(limit.plain(Way::Write, 8192).unwrap() > 0.0 && limit.plain(Way::Read, 8192).unwrap() > 0.0);
         assert!(std::fs::read(&file).unwrap().iter().all(|byte| *byte == 1));
     }

@@ -1,10 +1,9 @@
 //! Pages through our disk, into a registered pool segment.
 
-use super::memory::Memory;
 use super::{MAX_PAGE_BYTES, Way};
 use crate::rounds::percentile;
 use anyhow::{Context, Result, bail, ensure};
-use orbitkv_shm::Region;
+use orbitkv_shm::{Region, Segment};
 use orbitkv_store::{Direction, Directory, Disk, FileId, HostDirectory, Priority, Request};
 use orbitkv_uring::{DiskConfig, IoBuffer, PageDisk, PageIo};
 use std::collections::BTreeMap;
@@ -20,7 +19,10 @@ const SINGLE_READS: usize = 100;
 /// Longer without a completion, and the disk is stuck.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A file of pages, and memory for `depth` of them.
+/// Threads that take the memory.
+const POPULATE_THREADS: usize = 2;
+
+/// A file of pages, and memory for `depth` of them, as a manager takes it for its pool.
 pub(crate) struct Pages {
     disk: PageDisk,
     file: FileId,
@@ -33,11 +35,13 @@ pub(crate) struct Pages {
 
 impl Pages {
     /// A file of `bytes`, written once.
-    pub(crate) fn open(directory: &Path, memory: &Memory, bytes: usize, depth: u32) -> Result<Self> {
+    pub(crate) fn open(directory: &Path, bytes: usize, depth: u32) -> Result<Self> {
         let config = DiskConfig { queue_depth: 2 * depth, ..DiskConfig::default() };
         let mut disk = PageDisk::open(HostDirectory::open(directory)?, &config)?;
         let depth = usize::try_from(depth)?;
-        let memory = Arc::clone(memory.segment().region());
+        let segment = Segment::create("orbitkv-bench", depth * MAX_PAGE_BYTES)?;
+        segment.populate(POPULATE_THREADS)?;
+        let memory = Arc::clone(segment.region());
         disk.add_segment(&memory);
         let file = disk.create(FILE, bytes as u64)?;
         let mut pages = Self { disk, file, bytes, depth, memory, buffers: BTreeMap::new() };

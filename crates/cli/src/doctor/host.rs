@@ -3,7 +3,7 @@
 use super::Finding;
 use crate::manager::Endpoint;
 use bytesize::ByteSize;
-use orbitkv_shm::{ShmemHugePages, available_memory, shmem_huge_pages};
+use orbitkv_shm::{Segment, ShmemHugePages, available_memory, shmem_huge_pages};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use std::fs;
 use std::io;
@@ -82,13 +82,24 @@ fn locked_memory() -> Finding {
     }
 }
 
+/// Asked of the kernel, which has more than one reason to give none.
 fn huge_pages() -> Finding {
-    match shmem_huge_pages() {
-        ShmemHugePages::Always | ShmemHugePages::Advised => Finding::ok("huge pages: used for the pool"),
-        ShmemHugePages::Off | ShmemHugePages::Unknown => Finding::warn(
-            "huge pages: off for shared memory, so registering the pool takes longer",
-            "as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    const BYTES: usize = 4 << 20;
+    let rule = shmem_huge_pages();
+    match Segment::create("orbitkv-doctor", BYTES).and_then(|segment| segment.populate(1)) {
+        Ok(BYTES) => Finding::ok("huge pages: used for the pool"),
+        Ok(_) if matches!(rule, ShmemHugePages::Always | ShmemHugePages::Advised) => {
+            Finding::ok(format!("huge pages: the kernel's rule for shared memory is {rule:?}"))
+        }
+        Ok(got) => Finding::warn(
+            format!(
+                "huge pages: {got} of {BYTES} bytes tried, so registering the pool and reading from an SSD are slower"
+            ),
+            "use Linux 6.1 or later, or as root: echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
         ),
+        Err(error) => {
+            Finding::fail(format!("shared memory: {error}"), "use a kernel and a container with memfd_create")
+        }
     }
 }
 

@@ -222,7 +222,7 @@ impl Core {
     pub(super) fn keep_prepared(&mut self, ticket: Ticket) -> Result<(), Refusal> {
         self.session(ticket.session)?;
         let waits = |op: &Operation| matches!(op.phase, Phase::Preloading | Phase::Prepared);
-        if self.operations.get(&ticket).is_some_and(|op| waits(op)) {
+        if self.operations.get(&ticket).is_some_and(waits) {
             self.mark(Mark::Kept);
             self.set_timer(ticket, self.now.plus_ms(self.config.unclaimed_ttl_ms));
         }

@@ -52,6 +52,7 @@ impl Server {
                 bytes: core.pool_bytes(),
                 used_bytes: core.used_bytes(),
                 quarantined_bytes: core.quarantined_bytes(),
+                huge_page_bytes: self.pool.huge_page_bytes(),
                 segments: core.segments(),
                 pages: core.sealed_pages(),
             },
