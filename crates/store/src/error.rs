@@ -142,6 +142,18 @@ pub enum StoreError {
         /// What it said.
         source: DiskError,
     },
+    /// A segment that somebody protects from being written or removed. It is passed over.
+    #[error(
+        "cannot {what} {file}: {source}; it is passed over, and counts against the capacity until it can be removed"
+    )]
+    Barred {
+        /// What was done.
+        what: &'static str,
+        /// To which file.
+        file: String,
+        /// What the file system said.
+        source: DiskError,
+    },
     /// More namespaces were forgotten than are kept.
     #[error(
         "{count} namespaces are forgotten and not yet overwritten, as many as are kept: clear the cache directory"
@@ -163,7 +175,9 @@ impl StoreError {
     #[must_use]
     pub fn advice(&self) -> Advice {
         match self {
-            Self::Run { source: DiskError::NoSpace | DiskError::Busy, .. } => Advice::Retry,
+            Self::Run { source: DiskError::NoSpace | DiskError::Busy, .. } | Self::Barred { .. } => {
+                Advice::Retry
+            }
             Self::Run { .. } | Self::TooManyForgotten { .. } => Advice::ReadOnly,
             Self::Start {
                 source: DiskError::Io { .. } | DiskError::NoSpace | DiskError::ReadOnly, ..

@@ -147,16 +147,22 @@ impl<D: Directory> Log<D> {
         };
         segment.clear();
         // A segment of another size is of no use.
-        if self.over || segment.size.bytes != self.config.segment_bytes {
-            self.remove_segment(id)?;
-            self.shrink()?;
-        } else if !self.read_only {
-            let generation = self.write_head("free", id)?;
-            if let Some(segment) = self.segments.get_mut(&id) {
-                segment.generation = generation;
-            }
-        }
-        if self.read_only { Ok(()) } else { self.write_checkpoint(false) }
+        let useless = segment.barred || segment.size.bytes != self.config.segment_bytes;
+        let freed = if self.over || useless {
+            let removed = self.remove_segment(id);
+            removed.and(self.shrink().map(|_| ()))
+        } else if self.read_only {
+            Ok(())
+        } else {
+            self.write_head("free", id).map(|generation| {
+                if let Some(segment) = self.segments.get_mut(&id) {
+                    segment.generation = generation;
+                }
+            })
+        };
+        // What is free is said there too, so that one that could not be freed is free after a restart.
+        let recorded = if self.read_only { Ok(()) } else { self.write_checkpoint(false) };
+        freed.and(recorded)
     }
 }
 

@@ -106,6 +106,27 @@ impl HostDirectory {
         Ok(opened.into())
     }
 
+    /// An empty file that has no name and goes with its last descriptor: to try things out.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn create_unnamed(&mut self) -> Result<FileId, DiskError> {
+        self.writable()?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = match fs::openat(&self.directory, ".", flags | OFlags::TMPFILE, mode) {
+            Ok(file) => file.into(),
+            // Not every file system can: a name for a moment.
+            Err(_) => {
+                let name = format!("unnamed-{}", std::process::id());
+                let file = self.open_at(&name, OFlags::CREATE | OFlags::EXCL)?;
+                fs::unlinkat(&self.directory, &*name, AtFlags::empty())?;
+                file
+            }
+        };
+        Ok(self.keep(file))
+    }
+
     fn known(&self, id: FileId) -> Result<&File, DiskError> {
         self.files.get(&id).map(Arc::as_ref).ok_or(DiskError::BadRequest("the file is not open"))
     }

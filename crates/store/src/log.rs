@@ -306,10 +306,14 @@ impl<D: Directory> Log<D> {
         };
         let head = SegmentHead { segment: id, generation, first_sequence, segment_bytes: segment.size.bytes };
         segment.unsynced = true;
-        if let Err(source) = self.disk.write(segment.file, 0, &head.seal()) {
-            self.read_only |= source != DiskError::NoSpace;
-            return Err(StoreError::Run { what, file: file_name(id), source });
+        match self.disk.write(segment.file, 0, &head.seal()) {
+            Ok(()) => Ok(()),
+            // That file alone.
+            Err(source @ DiskError::Denied) => Err(segment.bar(what, source)),
+            Err(source) => {
+                self.read_only |= source != DiskError::NoSpace;
+                Err(StoreError::Run { what, file: file_name(id), source })
+            }
         }
-        Ok(())
     }
 }

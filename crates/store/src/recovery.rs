@@ -50,12 +50,17 @@ impl<D: Directory> Log<D> {
         }
         let mut log = Self::with(disk, config, epoch, &survey);
         // Down to the cap: what is free, then the oldest; their pages are gone without having been read.
+        let mut kept = Vec::new();
         while log.used_bytes()? > config.capacity_bytes && !log.unread.is_empty() {
             let free = log.unread.iter().position(|id| log.segments.get(id).is_some_and(Segment::was_freed));
             let id = log.unread.remove(free.unwrap_or(0));
-            log.remove_segment(id)?;
-            log.found -= 1;
+            match log.remove_segment(id) {
+                Ok(()) => log.found -= 1,
+                // Somebody protects it: the next one.
+                Err(_) => kept.push(id),
+            }
         }
+        log.unread.splice(..0, kept);
         Ok(log)
     }
 

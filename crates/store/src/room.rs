@@ -23,6 +23,8 @@ pub struct Usage {
     pub segments: u64,
     /// Segments with nothing in them.
     pub free_segments: u64,
+    /// Segments that can neither be used again nor be removed, because somebody protects their files.
+    pub barred_segments: u64,
     /// Writes that have been placed and have not ended.
     pub writes_in_flight: u64,
     /// No more is written: see [`Log::resume`].
@@ -50,6 +52,7 @@ impl<D: Directory> Log<D> {
             pages: all().map(|segment| u64::from(segment.pages)).sum(),
             segments: all().count() as u64,
             free_segments: all().filter(|segment| matches!(segment.state, State::Free)).count() as u64,
+            barred_segments: all().filter(|segment| segment.barred).count() as u64,
             writes_in_flight: all().map(in_flight).sum(),
             read_only: self.read_only,
             growth_stopped: self.growth_stopped,
@@ -66,18 +69,23 @@ impl<D: Directory> Log<D> {
     /// while there is too little. True while more has to go: evict. Call it now and then.
     ///
     /// # Errors
-    /// The file system cannot be measured, or a file not be removed.
+    /// The file system cannot be measured; [`StoreError::Barred`] for the first file that cannot be removed, after
+    /// all others have been tried.
     pub fn shrink(&mut self) -> Result<bool, StoreError> {
         self.over = self.is_over()?;
-        while self.over {
-            let mut all = self.segments.values();
-            let Some(id) = all.find(|segment| matches!(segment.state, State::Free)).map(|s| s.id) else {
-                return Ok(true);
-            };
-            self.remove_segment(id)?;
-            self.over = self.is_over()?;
+        let free = self.segments.values().filter(|segment| matches!(segment.state, State::Free));
+        let mut refused = None;
+        for (id, barred) in free.map(|segment| (segment.id, segment.barred)).collect::<Vec<_>>() {
+            // Whoever protected it may have stopped.
+            if !(self.over || barred) {
+                continue;
+            }
+            match self.remove_segment(id) {
+                Ok(()) => self.over = self.is_over()?,
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
-        Ok(false)
+        refused.map_or(Ok(self.over), Err)
     }
 
     fn is_over(&mut self) -> Result<bool, StoreError> {
@@ -99,8 +107,12 @@ impl<D: Directory> Log<D> {
     /// The free segment that was used longest ago, of the size that segments have now.
     pub(crate) fn free_segment(&self) -> Option<u32> {
         let bytes = self.config.segment_bytes;
-        let free = self.segments.values().filter(|s| matches!(s.state, State::Free) && s.size.bytes == bytes);
-        free.min_by_key(|segment| segment.generation).map(|segment| segment.id)
+        let usable = |s: &&Segment| matches!(s.state, State::Free) && s.size.bytes == bytes && !s.barred;
+        self.segments
+            .values()
+            .filter(usable)
+            .min_by_key(|segment| segment.generation)
+            .map(|segment| segment.id)
     }
 
     /// Whether the cap, and the room for others, leave room for one more.
@@ -147,19 +159,17 @@ impl<D: Directory> Log<D> {
 
     /// Removes a segment's file.
     pub(crate) fn remove_segment(&mut self, id: u32) -> Result<(), StoreError> {
-        let Some(segment) = self.segments.remove(&id) else {
+        let Some(segment) = self.segments.get_mut(&id) else {
             return Ok(());
         };
-        self.disk.close(segment.file);
         match self.disk.remove(&file_name(id)) {
-            Ok(()) | Err(DiskError::NotFound) => Ok(()),
-            Err(source) => {
-                // Still there, still counted.
-                let run = |source| StoreError::Run { what: "remove", file: file_name(id), source };
-                let file = self.disk.open(&file_name(id)).map_err(run)?;
-                self.segments.insert(id, Segment { file, ..segment });
-                Err(run(source))
+            Ok(()) | Err(DiskError::NotFound) => {
+                self.disk.close(segment.file);
+                self.segments.remove(&id);
+                Ok(())
             }
+            // Still there, still counted.
+            Err(source) => Err(segment.bar("remove", source)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::contents::{Contents, Located};
 use crate::directory::{FileId, FileSize};
+use crate::error::{DiskError, StoreError};
 use crate::extent::{Extent, next_life};
 use crate::format::{BLOCK_BYTES_U64, CheckpointSegment, SegmentState};
 use crate::writer::Writer;
@@ -47,6 +48,8 @@ pub(crate) struct Segment {
     pub(crate) state: State,
     /// Something was written since the last sync.
     pub(crate) unsynced: bool,
+    /// The file can be read, and neither be used again nor removed.
+    pub(crate) barred: bool,
 }
 
 impl Segment {
@@ -65,6 +68,7 @@ impl Segment {
             dead: BTreeSet::new(),
             state: State::Free,
             unsynced: false,
+            barred: false,
         }
     }
 
@@ -102,6 +106,12 @@ impl Segment {
 
     pub(crate) fn extent(&self, block: u32) -> Extent {
         Extent::new(self.id, self.life, block)
+    }
+
+    /// It is passed over from now on.
+    pub(crate) fn bar(&mut self, what: &'static str, source: DiskError) -> StoreError {
+        self.barred = true;
+        StoreError::Barred { what, file: file_name(self.id), source }
     }
 
     /// Whether the extent is of this life and there may be a page.

@@ -3,8 +3,10 @@
 
 mod support;
 
-use orbitkv_store::{Directory, DiskError, Log, LogConfig};
-use support::{BLOCK, SEGMENT, config, log, numbers, page, recover, reopen, write_all};
+use orbitkv_store::{Advice, AppendError, Directory, DiskError, Log, LogConfig, StoreError};
+use support::{
+    BLOCK, SEGMENT, assert_reads, config, log, numbers, page, payload, recover, reopen, write, write_all,
+};
 
 #[test]
 fn the_cap_holds_at_every_moment_and_a_lower_one_drops_the_oldest() {
@@ -131,4 +133,75 @@ fn a_full_device_leaves_no_segment_behind() {
     assert!(log.evict(|_| false).is_some());
     assert!(log.evict(|_| false).is_some());
     assert_eq!(log.usage().unwrap().free_segments, 2);
+}
+
+/// Segment files that nobody may write or remove are passed over, and the others go on being evicted.
+#[test]
+fn case_a50_a_protected_segment_is_passed_over() {
+    let mut log = log(4);
+    write_all(&mut log, 0..12);
+    log.disk_mut().protect("segment-000000.okv", true);
+    let (mut refused, mut number) = (0, 12);
+    while number < 200 {
+        while log.wants_eviction().unwrap() {
+            let eviction = log.evict(|_| false).unwrap();
+            refused += u64::from(eviction.unrecorded.is_some_and(|error| {
+                assert!(
+                    matches!(&error, StoreError::Barred { file, .. } if file == "segment-000000.okv"),
+                    "{error}"
+                );
+                error.advice() == Advice::Retry
+            }));
+        }
+        write(&mut log, &page(number), &payload(number, page(number).payload_bytes)).unwrap();
+        number += 1;
+    }
+    assert_eq!(refused, 1, "it is tried when its turn has come, and not again and again");
+    let usage = log.usage().unwrap();
+    assert!(!usage.read_only && usage.used_bytes <= usage.capacity_bytes, "{usage:?}");
+    assert_eq!((usage.barred_segments, usage.segments), (1, 4), "still counted");
+    // Nothing of it is found by the next start, which may not write it either.
+    let mut log = reopen(log.close().unwrap(), 4);
+    let found = recover(&mut log);
+    assert!(numbers(&found).iter().all(|number| *number > 100), "{:?}", numbers(&found));
+    for stored in found {
+        let number = numbers(&[stored])[0];
+        assert_reads(&mut log, &stored, number);
+    }
+    // With a lower cap it cannot go, and others go in its place.
+    let mut log = reopen(log.close().unwrap(), 2);
+    let usage = log.usage().unwrap();
+    assert!(usage.used_bytes <= usage.capacity_bytes, "{usage:?}");
+    recover(&mut log);
+    log.disk_mut().protect("segment-000000.okv", false);
+    assert!(!log.shrink().unwrap());
+    let usage = log.usage().unwrap();
+    assert_eq!((usage.barred_segments, usage.segments), (0, 2), "it is room again");
+    write_all(&mut log, 200..260);
+}
+
+#[test]
+fn case_a50_nothing_loops_where_every_segment_is_protected() {
+    let mut log = log(3);
+    let stored = write_all(&mut log, 0..12);
+    let names: Vec<_> = log.disk_mut().list().unwrap().into_iter().map(|file| file.name).collect();
+    let segments: Vec<_> = names.iter().filter(|name| name.starts_with("segment")).collect();
+    segments.iter().for_each(|name| log.disk_mut().protect(name, true));
+    let mut evictions = 0;
+    while log.wants_eviction().unwrap() && log.evict(|_| false).is_some() {
+        evictions += 1;
+    }
+    // The open one is left, and takes pages while its file does.
+    assert_eq!(evictions, segments.len() - 1);
+    while log.append(&page(50)).is_ok() {}
+    assert_eq!(log.append(&page(50)), Err(AppendError::NoRoom));
+    assert_eq!(log.usage().unwrap().segments, segments.len() as u64, "still counted");
+    assert!(!log.usage().unwrap().read_only);
+    let last = stored.last().unwrap();
+    assert_reads(&mut log, last, 11);
+    // No more than before is tried while there is no need, and all of it is used once it may be.
+    segments.iter().for_each(|name| log.disk_mut().protect(name, false));
+    assert!(!log.shrink().unwrap());
+    assert_eq!(log.usage().unwrap().barred_segments, 0);
+    assert!(log.append(&page(51)).is_ok());
 }

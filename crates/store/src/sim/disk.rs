@@ -147,6 +147,16 @@ impl SimDisk {
         }
     }
 
+    /// Has every write to a file and its removal be denied, or not any more, as an attribute of the file does.
+    pub fn protect(&mut self, name: &str, protected: bool) {
+        let mut storage = self.storage.borrow_mut();
+        if protected {
+            storage.protected.insert(name.to_owned());
+        } else {
+            storage.protected.remove(name);
+        }
+    }
+
     /// All bytes of a file.
     #[must_use]
     pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
@@ -314,6 +324,9 @@ impl Directory for SimDisk {
         if !storage.names.contains_key(name) {
             return Err(DiskError::NotFound);
         }
+        if storage.protected.contains(name) {
+            return Err(DiskError::Denied);
+        }
         storage.change(Change::Remove { name: name.to_owned() });
         Ok(())
     }
@@ -335,6 +348,9 @@ impl Directory for SimDisk {
     }
 
     fn write(&mut self, file: FileId, offset: u64, bytes: &[u8]) -> Result<(), DiskError> {
+        if self.open.get(&file).is_some_and(|number| self.storage.borrow().is_protected(*number)) {
+            return Err(DiskError::Denied);
+        }
         if self.rng.chance(self.faults.file_write_errors) {
             let sectors = self.rng.below(bytes.len().div_ceil(BLOCK_BYTES) as u64);
             let part = usize::try_from(sectors).unwrap_or(0) * BLOCK_BYTES;

@@ -26,6 +26,8 @@ pub(super) struct Storage {
     /// Of the user, and not to be seen in the size of the file system.
     pub(super) quota_bytes: u64,
     pub(super) locked: bool,
+    /// Names whose files may neither be written nor removed.
+    pub(super) protected: BTreeSet<String>,
     /// The highest sum of what was allocated.
     pub(super) peak_bytes: u64,
 }
@@ -57,6 +59,7 @@ impl Storage {
             total_bytes,
             quota_bytes: u64::MAX,
             locked: false,
+            protected: BTreeSet::new(),
             peak_bytes: 0,
         }
     }
@@ -78,6 +81,10 @@ impl Storage {
     /// Of what has a name: a removed file's room is free at once here.
     pub(super) fn allocated_bytes(&self) -> u64 {
         self.names.values().filter_map(|file| self.files.get(file)).map(SimFile::allocated_bytes).sum()
+    }
+
+    pub(super) fn is_protected(&self, file: u64) -> bool {
+        self.protected.iter().any(|name| self.names.get(name) == Some(&file))
     }
 
     pub(super) fn sync_names(&mut self) {
