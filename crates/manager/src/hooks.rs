@@ -1,14 +1,24 @@
 //! The hold point `query_reply`: while a test holds it, answers to queries wait here in order. With the
-//! switch `query_reply_first` set to N at most N of them wait, and later ones overtake those.
+//! switch `query_reply_first` set to N at most N of them wait, and later ones overtake those. At the points
+//! `ssd_read` and `ssd_write` the thread of a cache directory stands still, as at a disk that has hung up.
 
 use crate::waker::Waker;
 use orbitkv_core::{OperationId, OperationOutcome, Revision, SessionId};
+use orbitkv_store::Direction;
 use std::collections::VecDeque;
 
 const POINT: &str = "query_reply";
 const FIRST: &str = "query_reply_first";
 
 pub(crate) type Answer = (SessionId, OperationId, Revision, OperationOutcome);
+
+/// Before a page is given to the disk.
+pub(crate) fn before_disk(direction: Direction) {
+    orbitkv_holds::wait_if_held(match direction {
+        Direction::Read => "ssd_read",
+        Direction::Write => "ssd_write",
+    });
+}
 
 /// Answers that are held back.
 #[derive(Debug)]

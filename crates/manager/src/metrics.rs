@@ -175,6 +175,13 @@ impl Scrape {
         let mut engines = BTreeMap::new();
         all.iter().for_each(|ssd| *engines.entry(ssd.engine).or_insert(0) += 1);
         page.gauges("ssd_io", "Cache directories, by what brings pages to the kernel", "engine", engines)?;
+        page.gauge(
+            "ssd_page_cache",
+            "Cache directories whose pages go through the page cache",
+            sum(|s| u64::from(!s.direct)),
+        )?;
+        let barred = sum(|s| s.barred_segments);
+        page.gauge("ssd_barred_segments", "Segments that can be neither reused nor removed", barred)?;
         let seconds = all.iter().map(|ssd| ssd.recovery.seconds).fold(0.0, f64::max);
         let help = "Time that reading the directories has taken after the start";
         page.start("ssd_recovery_seconds", help, MetricType::Gauge, |e| ConstGauge::new(seconds).encode(e))

@@ -52,6 +52,7 @@ pub(crate) fn start<D: PageDisk>(
     let report = Arc::new(Report::new(SsdStatus {
         path: shown.to_string(),
         mode,
+        direct: log.disk_mut().is_direct(),
         engine: log.disk_mut().engine(),
         ..SsdStatus::default()
     }));

@@ -184,10 +184,10 @@ mod tests {
     use orbitkv_shm::Segment;
 
     #[test]
-    fn what_is_not_aligned_or_not_inside_is_refused() {
+    fn case_a45_what_is_not_aligned_or_not_inside_is_refused() {
         let segment = Segment::create("buffers", 16384).unwrap();
         let pool = |offset, bytes| IoBuffer::pool(segment.region(), offset, bytes);
-        for (offset, bytes) in [(0, 0), (512, 4096), (0, 100)] {
+        for (offset, bytes) in [(0, 0), (64, 4096), (512, 4096), (0, 100)] {
             let error = pool(offset, bytes).unwrap_err();
             assert!(matches!(error, BufferError::Unaligned { .. }), "{offset} {bytes}: {error}");
         }

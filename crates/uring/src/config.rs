@@ -38,6 +38,8 @@ pub struct DiskConfig {
     pub register: bool,
     /// The most that one step asks of the kernel, a multiple of 4 KiB; longer requests take several steps.
     pub max_transfer_bytes: u32,
+    /// How long a page may take in the self-test.
+    pub self_test_wait: Duration,
     /// How long a disk that is dropped waits for what the kernel has.
     pub drop_wait: Duration,
 }
@@ -54,6 +56,7 @@ impl Default for DiskConfig {
             direct: true,
             register: true,
             max_transfer_bytes: 1 << 30,
+            self_test_wait: Duration::from_secs(10),
             drop_wait: Duration::from_secs(10),
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::config::{DiskConfig, DiskEngine};
 use crate::engine::EngineKind;
-use crate::files::{PageFiles, direct_refusal};
+use crate::files::PageFiles;
 use crate::job::{Job, refusal};
 use crate::mode::{DiskMode, Engine};
 use crate::page_io::PageIo;
@@ -33,29 +33,29 @@ const STALLED: Duration = Duration::from_millis(1);
 /// because a write that is still under way must not meet another owner.
 #[derive(Debug)]
 pub struct PageDisk {
-    parts: ManuallyDrop<Parts>,
-    waker: Waker,
-    mode: DiskMode,
+    pub(crate) parts: ManuallyDrop<Parts>,
+    pub(crate) waker: Waker,
+    pub(crate) mode: DiskMode,
     max_requests: usize,
     max_transfer_bytes: u32,
     drop_wait: Duration,
-    in_flight: usize,
+    pub(crate) in_flight: usize,
 }
 
 /// What must outlive whatever the kernel has.
 #[derive(Debug)]
-struct Parts {
-    engine: EngineKind,
-    files: PageFiles,
-    directory: HostDirectory,
+pub(crate) struct Parts {
+    pub(crate) engine: EngineKind,
+    pub(crate) files: PageFiles,
+    pub(crate) directory: HostDirectory,
 }
 
 impl PageDisk {
-    /// A disk on that directory. [`PageIo::mode`] tells what it has become.
+    /// A disk on that directory, after a page went out and came back. [`PageIo::mode`] tells what it has become.
     ///
     /// # Errors
     /// [`OpenError::Config`]; [`OpenError::Ring`] where io_uring was asked for and is refused;
-    /// [`OpenError::Resource`].
+    /// [`OpenError::SelfTest`] where pages cannot be written and read back; [`OpenError::Resource`].
     pub fn open(directory: HostDirectory, config: &DiskConfig) -> Result<Self, OpenError> {
         config.check()?;
         let resource = |what| move |source| OpenError::Resource { what, source };
@@ -77,12 +77,11 @@ impl PageDisk {
                 EngineKind::Threads(threads)
             }
         };
-        let switched_off = (!config.direct).then(|| "O_DIRECT is switched off".to_owned());
-        if let Some(reason) = switched_off.or_else(|| direct_refusal(directory.path())) {
+        if !config.direct {
             mode.direct = false;
-            mode.add_reason(reason);
+            mode.add_reason("O_DIRECT is switched off".to_owned());
         }
-        Ok(Self {
+        let mut disk = Self {
             parts: ManuallyDrop::new(Parts { engine, files: PageFiles::default(), directory }),
             waker,
             mode,
@@ -90,7 +89,9 @@ impl PageDisk {
             max_transfer_bytes: config.max_transfer_bytes,
             drop_wait: config.drop_wait,
             in_flight: 0,
-        })
+        };
+        disk.test_itself(config)?;
+        Ok(disk)
     }
 
     /// True when the kernel has nothing any more, false when that takes longer than it may.

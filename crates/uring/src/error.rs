@@ -22,6 +22,12 @@ pub enum OpenError {
         /// What the kernel said.
         reason: String,
     },
+    /// No way to the kernel brings pages out and back.
+    #[error("the self-test of the directory failed ({reason}): give it another directory")]
+    SelfTest {
+        /// What went wrong, by the slowest way that may be used.
+        reason: String,
+    },
     /// A thread or a descriptor could not be made.
     #[error("cannot {what}: {source}; raise the limit of the process, or lower `threads`")]
     Resource {

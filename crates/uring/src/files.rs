@@ -2,11 +2,10 @@
 
 use crate::mode::DiskMode;
 use orbitkv_store::{DiskError, FileId, HostDirectory};
-use rustix::fs::{CWD, Mode, OFlags, openat};
-use rustix::io::{Errno, pwrite};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
 /// One description for each file that pages were asked of; a request under way keeps it.
@@ -31,7 +30,8 @@ impl PageFiles {
             opened = directory.reopen(id, OFlags::DIRECT);
             if is_refusal(&opened) {
                 mode.direct = false;
-                mode.add_reason(refused(directory.path()));
+                let path = directory.path().display();
+                mode.add_reason(format!("the file system of {path} refuses O_DIRECT"));
             }
         }
         if is_refusal(&opened) {
@@ -45,30 +45,13 @@ impl PageFiles {
     pub(crate) fn forget(&mut self, id: FileId) {
         self.0.remove(&id);
     }
+
+    /// Each is opened anew, as the mode then says.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
 }
 
 fn is_refusal(opened: &Result<File, DiskError>) -> bool {
     matches!(opened, Err(DiskError::Io { errno }) if *errno == Errno::INVAL.raw_os_error())
 }
-
-fn refused(path: &Path) -> String {
-    format!("the file system of {} refuses O_DIRECT", path.display())
-}
-
-/// Why O_DIRECT does not work in the directory, tried on a file without a name. `None` also where that cannot be
-/// tried: the first file that is opened tells.
-pub(crate) fn direct_refusal(path: &Path) -> Option<String> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
-    match openat(CWD, path, flags, Mode::RUSR | Mode::WUSR) {
-        Err(Errno::INVAL) => Some(refused(path)),
-        Err(_) => None,
-        Ok(file) => {
-            // A file system may take the flag and not the I/O.
-            let block = Block([0; 4096]);
-            (pwrite(&file, &block.0, 0) == Err(Errno::INVAL)).then(|| refused(path))
-        }
-    }
-}
-
-#[repr(align(4096))]
-struct Block([u8; 4096]);

@@ -11,36 +11,17 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use support::{
-    BLOCK, assert_success, cannot, config, contents, heap, in_child, on_disk, one, open, pattern, pool,
-    request, role, segment,
+    BLOCK, assert_success, cannot, config, contents, forbid, heap, in_child, may, on_disk, one, open,
+    pattern, pool, request, role, segment,
 };
-
-/// From now on this thread gets EPERM for io_uring_setup, as in a container.
-fn forbid_io_uring() {
-    let word = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    let setup = u32::try_from(libc::SYS_io_uring_setup).unwrap();
-    let mut filter = [
-        // The number of the call is the first word of what a filter sees.
-        word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, setup, 0, 1),
-        word(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-        word(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: plain numbers; the thread can only lose rights.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    // SAFETY: the program and its filter live during the call, which copies them.
-    let installed =
-        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program)) };
-    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
-}
 
 #[test]
 fn where_io_uring_is_forbidden_threads_take_over_and_say_why() {
     let dir = on_disk();
     let path = dir.path().to_owned();
     let forbidden = std::thread::spawn(move || {
-        forbid_io_uring();
+        // As in a container.
+        forbid(libc::SYS_io_uring_setup, libc::EPERM);
         let directory = HostDirectory::open(&path).unwrap();
         let error = PageDisk::open(directory, &config(DiskEngine::IoUring)).unwrap_err();
         assert!(matches!(error, OpenError::Ring { .. }));
@@ -166,10 +147,6 @@ fn mounted(dir: &Path, ext4: bool) {
     }
     assert!(Command::new("umount").arg(dir).status().unwrap().success());
     let _ = std::fs::remove_file(image);
-}
-
-fn may(arguments: &[&str]) -> bool {
-    Command::new(arguments[0]).args(&arguments[1..]).output().is_ok_and(|output| output.status.success())
 }
 
 #[test]

@@ -180,6 +180,8 @@ impl<D: PageDisk> Device<D> {
         (file, offset, bytes): (FileId, u64, u32),
         buffer: D::Buffer,
     ) {
+        #[cfg(feature = "test-hooks")]
+        crate::hooks::before_disk(direction);
         self.tokens += 1;
         let (token, priority) = (self.tokens, flight.priority());
         let request = Request { token, direction, priority, file, offset, bytes, buffer };

@@ -71,6 +71,9 @@ impl<D: PageDisk> Device<D> {
     pub(super) fn store_failed(&mut self, error: &StoreError) {
         self.report.update(|status| status.write_errors += 1);
         match error.advice() {
+            Advice::Retry if matches!(error, StoreError::Barred { .. }) && self.health.is_worth_a_line() => {
+                tracing::warn!(directory = self.report.path(), "SSD cache: {error}");
+            }
             Advice::Miss | Advice::Retry => tracing::debug!("SSD cache: {error}"),
             Advice::ReadOnly => self.set_state(SsdState::ReadOnly, &error.to_string()),
             Advice::TierOff | Advice::Fatal => self.set_state(SsdState::Off, &error.to_string()),

@@ -2,7 +2,7 @@
 
 use super::names::MAX_SEGMENTS;
 use super::settings::{Capacity, SsdSettings};
-use orbitkv_store::{Directory, DirectoryError, HostDirectory, Log, LogConfig, StoreError};
+use orbitkv_store::{Directory, DirectoryError, HostDirectory, Log, LogConfig, StoreError, lock_holder};
 use orbitkv_uring::{DiskConfig, OpenError};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -49,10 +49,12 @@ pub enum SsdError {
         max_bytes: u64,
     },
     /// Another manager works there.
-    #[error("--ssd-cache-path {}: {source}", path.display())]
+    #[error("--ssd-cache-path {}: {source}{}", path.display(), process(*holder))]
     Taken {
         /// Which.
         path: PathBuf,
+        /// Its process, where the kernel tells.
+        holder: Option<u32>,
         /// As the store says it.
         source: StoreError,
     },
@@ -72,6 +74,10 @@ pub enum SsdError {
         /// Why not.
         source: StoreError,
     },
+}
+
+fn process(holder: Option<u32>) -> String {
+    holder.map_or_else(String::new, |pid| format!("; it is process {pid}"))
 }
 
 /// Opens all of them, or none: the first that cannot be used gives the others back.
@@ -108,7 +114,7 @@ fn open_one(settings: &SsdSettings, path: &Path) -> Result<OpenedDirectory, SsdE
     let log = Log::open(disk, config).map_err(|source| {
         let path = path.to_owned();
         match source {
-            StoreError::Locked(_) => SsdError::Taken { path, source },
+            StoreError::Locked(_) => SsdError::Taken { holder: lock_holder(&path), path, source },
             source => SsdError::Store { path, source },
         }
     })?;

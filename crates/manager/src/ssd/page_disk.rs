@@ -39,6 +39,11 @@ pub(crate) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
     /// How it works, for people.
     fn mode(&self) -> String;
 
+    /// Whether pages go past the page cache.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// What brings pages to the kernel, for labels.
     fn engine(&self) -> &'static str;
 }

@@ -47,6 +47,8 @@ pub(crate) struct SsdStatus {
     pub(crate) state: SsdState,
     /// How pages are read and written.
     pub(crate) mode: String,
+    /// Whether they go past the page cache.
+    pub(crate) direct: bool,
     /// What brings them to the kernel.
     pub(crate) engine: &'static str,
     /// The cap.
@@ -57,6 +59,8 @@ pub(crate) struct SsdStatus {
     pub(crate) page_bytes: u64,
     pub(crate) pages: u64,
     pub(crate) segments: u64,
+    /// Segments whose files somebody protects: they are passed over, and count against the cap.
+    pub(crate) barred_segments: u64,
     pub(crate) recovery: RecoveryStatus,
     /// Pages, headers and padding included; moved pages count in both.
     pub(crate) read_bytes: u64,

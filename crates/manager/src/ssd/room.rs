@@ -167,12 +167,15 @@ impl<D: PageDisk> Device<D> {
         }
         match self.log.usage() {
             Ok(usage) => {
+                let direct = self.log.disk_mut().is_direct();
                 self.report.update(|status| {
+                    status.direct = direct;
                     status.capacity_bytes = usage.capacity_bytes;
                     status.used_bytes = usage.used_bytes;
                     status.page_bytes = usage.page_bytes;
                     status.pages = usage.pages;
                     status.segments = usage.segments;
+                    status.barred_segments = usage.barred_segments;
                 });
                 if usage.read_only {
                     self.set_state(SsdState::ReadOnly, "the cache directory cannot be written");

@@ -54,6 +54,10 @@ impl PageDisk for orbitkv_uring::PageDisk {
         PageIo::mode(self).to_string()
     }
 
+    fn is_direct(&self) -> bool {
+        PageIo::mode(self).direct
+    }
+
     fn engine(&self) -> &'static str {
         PageIo::mode(self).engine.label()
     }

@@ -39,9 +39,14 @@ pub(crate) fn in_memory() -> Option<TempDir> {
     dir
 }
 
-/// Whether O_DIRECT works there, found out without the crate.
+/// Whether O_DIRECT goes past the page cache there, found out without the crate.
 pub(crate) fn takes_direct(dir: &Path) -> bool {
     const O_DIRECT: i32 = 0o40000;
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    // It has nothing but the page cache, and takes the flag in newer kernels.
+    if rustix::fs::statfs(dir).unwrap().f_type as i64 == TMPFS_MAGIC {
+        return false;
+    }
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).custom_flags(O_DIRECT).open(dir.join("probe")).is_ok_and(
         |_| {
@@ -49,6 +54,47 @@ pub(crate) fn takes_direct(dir: &Path) -> bool {
             true
         },
     )
+}
+
+/// From now on this thread, and those that it starts, get that error for that system call.
+pub(crate) fn forbid(call: libc::c_long, errno: i32) {
+    let word = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The number of the call is the first word of what a filter sees.
+        word(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        word(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, u32::try_from(call).unwrap(), 0, 1),
+        word(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32, 0, 0),
+        word(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: plain numbers; the thread can only lose rights.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the program and its filter live during the call, which copies them.
+    let installed =
+        unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program)) };
+    assert_eq!(installed, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Whether this user may run that.
+pub(crate) fn may(arguments: &[&str]) -> bool {
+    Command::new(arguments[0]).args(&arguments[1..]).output().is_ok_and(|output| output.status.success())
+}
+
+/// Blocks of a file that are in the page cache.
+pub(crate) fn cached_blocks(path: &Path) -> usize {
+    let file = std::fs::File::open(path).unwrap();
+    let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+    let flags = rustix::mm::MapFlags::SHARED;
+    // SAFETY: a new mapping, through which nothing is read.
+    let start = unsafe {
+        rustix::mm::mmap(std::ptr::null_mut(), bytes, rustix::mm::ProtFlags::READ, flags, &file, 0).unwrap()
+    };
+    let mut resident = vec![0u8; bytes.div_ceil(BLOCK)];
+    // SAFETY: the mapping above, with a byte for each of its pages.
+    assert_eq!(unsafe { libc::mincore(start, bytes, resident.as_mut_ptr()) }, 0);
+    // SAFETY: it is ours alone, and not used any more.
+    unsafe { rustix::mm::munmap(start, bytes) }.unwrap();
+    resident.iter().filter(|byte| *byte & 1 == 1).count()
 }
 
 pub(crate) fn config(engine: DiskEngine) -> DiskConfig {
