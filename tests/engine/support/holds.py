@@ -15,6 +15,8 @@ from support.wait import wait_until
 # In the manager.
 QUERY_REPLY = "query_reply"  # answers to queries wait, in order
 QUERY_REPLY_FIRST = "query_reply_first"  # N: at most N answers wait, later ones overtake them
+SSD_READ = "ssd_read"  # the thread of a cache directory, before it gives the disk a page to read
+SSD_WRITE = "ssd_write"  # the same, to write
 # In an engine process.
 COPY_RESTORE = "copy_restore"  # before the first byte of a restore moves
 COPY_SAVE = "copy_save"  # before the first byte of a save moves

@@ -26,7 +26,8 @@ class Manager:
     the process by another on the same socket.
 
     The pool is one segment unless `segment_size` says otherwise: while a pool grows, pages may find no slot
-    and stay unsaved, and a test that counts pages must not depend on that."""
+    and stay unsaved, and a test that counts pages must not depend on that. `wrapper` is a command in front of
+    its own, which it replaces at last."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class Manager:
         pool_size: str = "128mib",
         segment_size: str | None = None,
         flags: tuple[str, ...] = (),
+        wrapper: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         self.socket = directory / "manager.sock"
         self.log_path = directory / "manager.log"
         self._ready = directory / "ready.json"
         self._flags = ["--pool-size", pool_size, "--segment-size", segment_size or pool_size, *flags]
+        self._wrapper = wrapper
         self._process: subprocess.Popen[bytes] | None = None
         self._http = ""
         self._attached_pid: int | None = None
@@ -52,7 +55,7 @@ class Manager:
         executable = shutil.which(COMMAND)
         assert executable, f"{COMMAND} is not on PATH: run these tests by `make test`"
         self._ready.unlink(missing_ok=True)
-        command = [executable, "--socket", str(self.socket), "--http-addr", "127.0.0.1:0"]
+        command = [*self._wrapper, executable, "--socket", str(self.socket), "--http-addr", "127.0.0.1:0"]
         command += ["--ready-file", str(self._ready), *self._flags]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
