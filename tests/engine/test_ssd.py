@@ -68,7 +68,7 @@ def test_pages_come_back_after_the_memory_is_dropped(engine: Engine, new_prompt:
 
 
 @pytest.mark.parametrize("end", ["stopped", "killed"])
-def test_a_manager_that_restarts_is_warm(engine: Engine, new_prompt: Prompts, end: str) -> None:
+def test_case_a48_a_manager_that_restarts_is_warm(engine: Engine, new_prompt: Prompts, end: str) -> None:
     prompts = [new_prompt(TOKENS, index) for index in range(PROMPTS)]
     cold = stored(engine, prompts)
     if end == "stopped":

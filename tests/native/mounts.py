@@ -9,8 +9,8 @@ from ssd import MOUNTS, cannot
 
 
 def mounted(kind: str, directory: Path, options: str) -> tuple[str, ...]:
-    """In front of a command: it sees a file system of that kind at `directory`, where that is allowed here. An
-    ordinary user may mount what these tests need, as root of a user namespace of his own."""
+    """In front of a command: it sees a file system of that kind at `directory`, where that is allowed here.
+    An ordinary user may mount what these tests need, as root of a user namespace of his own."""
     mount = f"mount -t {kind} -o {options} {kind} {directory}"
     tried = subprocess.run([*MOUNTS, "sh", "-c", mount], capture_output=True, text=True)
     if tried.returncode != 0:

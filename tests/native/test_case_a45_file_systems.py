@@ -1,19 +1,18 @@
-"""Pages of any size on any file system: what is listed was written, and the way it went is said (cases A-45, A-46
-and A-52)."""
+"""Pages of any size on any file system: what is listed was written, and the way it went is said (cases A-45,
+A-46 and A-52)."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from mounts import mounted
 from scripted import Instance
 from ssd import leave_on_ssd, on_ssd, pages_of_tier, restored, save_each, ssd
-from support.holds import hooks_directory
 from support.manager import Manager
 
 PAGES = 20
@@ -31,14 +30,18 @@ class Place:
 
 
 @pytest.fixture(params=["disk", "memory", "overlay"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "disk":
-        return Place(tmp_path / "ssd")
-    if request.param == "memory":
-        with hooks_directory() as name:
-            directory = IN_MEMORY / f"{name.name}-ssd"
-        request.addfinalizer(lambda: shutil.rmtree(directory, ignore_errors=True))
-        return Place(directory)
+        yield Place(tmp_path / "ssd")
+    elif request.param == "memory":
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+            yield Place(Path(directory) / "ssd")
+    else:
+        yield overlay(tmp_path)
+
+
+def overlay(tmp_path: Path) -> Place:
+    """As in a container."""
     lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
     for path in (lower, upper, work, merged):
         path.mkdir()

@@ -1,5 +1,5 @@
-"""A file system that is full before the cache's own limit is reached (case A-47). What a device that refuses a
-write in the middle does is tested beside the thread of the directory."""
+"""A file system that is full before the cache's own limit is reached (case A-47). What a device that refuses
+a write in the middle does is tested beside the thread of the directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_case_a47_others_fill_the_disk(
     # Far more than there is room for: the oldest go, the newest are there, and nothing is an error.
     save_each(manager, instance, names(8, 120))
     status = ssd(manager)
-    assert status["state"] == "serving" and status["evicted_pages"] > 0, status
+    assert status["state"] == "serving", status
+    assert status["evicted_pages"] > 0
     assert (status["write_errors"], manager.counters()["dropped_writes"]) == (0, 0)
     assert disk_bytes(disk / "ssd") <= DISK_BYTES - OTHERS_BYTES
     leave_on_ssd(manager, instance)
@@ -43,7 +44,7 @@ def test_case_a47_others_fill_the_disk(
     assert restored(instance, names(0, 8)) == [], "control: there was not room for all"
     kept = pages_of_tier(manager)
 
-    # Others take the rest, to the last byte: pages that are there can be read, and others are served from memory.
+    # Others take the rest, to the last byte: what is there can be read, and the rest is served from memory.
     rest = disk / "rest"
     try:
         with rest.open("wb", buffering=0) as file:
@@ -54,7 +55,8 @@ def test_case_a47_others_fill_the_disk(
     save_each(manager, instance, names(200, 60))
     assert restored(instance, names(258, 2)) == names(258, 2)
     assert ssd(manager)["state"] in ("serving", "full")
-    assert manager.is_running and manager.get("/health")
+    assert manager.is_running
+    assert manager.get("/health")
 
     # With room again it grows again, by itself.
     rest.unlink()

@@ -1,4 +1,4 @@
-"""The limit of a cache directory is one for all ranks and instances, and holds at every moment (case A-49)."""
+"""One limit of a cache directory for all ranks and instances, which holds at every moment (case A-49)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ fn load(manager: &Manager, round: u64, begun: &Arc<AtomicBool>) -> std::thread::
 }
 
 #[test]
-fn no_crash_makes_a_wrong_page_of_what_was_saved() {
+fn case_a48_no_crash_makes_a_wrong_page_of_what_was_saved() {
     let cache = Cache::new("3mib");
     let silent = std::panic::take_hook();
     let (mut found, mut hits, mut asked, mut cut) = (0, 0, 0, 0);

@@ -5,7 +5,7 @@ mod support;
 
 use orbitkv_store::{
     Advice, Block, Digest, Directory, DirectoryError, DiskError, FileDisk, HostDirectory, Log, LogConfig,
-    StoreError, crc64,
+    StoreError, crc64, lock_holder,
 };
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -47,14 +47,16 @@ fn pages_outlive_the_process_and_the_cap_is_what_the_file_system_says() {
 }
 
 #[test]
-fn a_second_owner_is_refused_until_the_first_is_gone() {
+fn case_a56_a_second_owner_is_refused_until_the_first_is_gone() {
     let directory = tempfile::tempdir().unwrap();
     let first = open(directory.path(), 3);
     let second = FileDisk::<Vec<u8>>::new(HostDirectory::open(directory.path()).unwrap());
     let error = Log::open(second, config(3)).unwrap_err();
     assert_eq!(error.advice(), Advice::Fatal);
     assert!(error.to_string().contains("another manager holds the lock"), "{error}");
+    assert_eq!(lock_holder(directory.path()), Some(std::process::id()));
     drop(first);
+    assert_eq!(lock_holder(directory.path()), None);
     let epoch = |path: &Path| fs::read(path.join("owner")).unwrap()[12];
     assert_eq!(epoch(directory.path()), 1);
     drop(open(directory.path(), 3));

@@ -141,7 +141,8 @@ mod tests {
     fn case_a51_transient_results_go_on_and_others_end_the_request() {
         let mut job = job(Direction::Write, 4, 100);
         let start = job.step().address as usize;
-        for transient in [Err(Errno::AGAIN), Err(Errno::INTR), Ok(8192), Err(Errno::AGAIN), Err(Errno::INTR)] {
+        for transient in [Err(Errno::AGAIN), Err(Errno::INTR), Ok(8192), Err(Errno::AGAIN), Err(Errno::INTR)]
+        {
             assert_eq!(job.advance(transient), None, "{transient:?}");
         }
         let rest = job.step();
