@@ -70,6 +70,12 @@ impl DiskError {
             _ => Advice::ReadOnly,
         }
     }
+
+    /// Somebody protects the file, or has mounted something there: it says nothing about any other file.
+    pub(crate) fn is_of_one_file(&self) -> bool {
+        const EBUSY: i32 = 16;
+        matches!(self, Self::Denied | Self::Io { errno: EBUSY })
+    }
 }
 
 impl From<io::Error> for DiskError {
@@ -144,7 +150,7 @@ pub enum StoreError {
     },
     /// A segment that somebody protects from being written or removed. It is passed over.
     #[error(
-        "cannot {what} {file}: {source}; it is passed over, and counts against the capacity until it can be removed"
+        "cannot {what} {file}: {source}; it is passed over, and counts against the capacity until that can be done"
     )]
     Barred {
         /// What was done.
@@ -171,6 +177,14 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// The file system refused something while running.
+    pub(crate) fn run(what: &'static str, file: String, source: DiskError) -> Self {
+        if source.is_of_one_file() {
+            return Self::Barred { what, file, source };
+        }
+        Self::Run { what, file, source }
+    }
+
     /// What to do.
     #[must_use]
     pub fn advice(&self) -> Advice {

@@ -306,14 +306,11 @@ impl<D: Directory> Log<D> {
         };
         let head = SegmentHead { segment: id, generation, first_sequence, segment_bytes: segment.size.bytes };
         segment.unsynced = true;
-        match self.disk.write(segment.file, 0, &head.seal()) {
-            Ok(()) => Ok(()),
-            // That file alone.
-            Err(source @ DiskError::Denied) => Err(segment.bar(what, source)),
-            Err(source) => {
-                self.read_only |= source != DiskError::NoSpace;
-                Err(StoreError::Run { what, file: file_name(id), source })
-            }
-        }
+        self.disk.write(segment.file, 0, &head.seal()).map_err(|source| {
+            let protected = source.is_of_one_file();
+            segment.barred |= protected;
+            self.read_only |= !protected && source != DiskError::NoSpace;
+            StoreError::run(what, file_name(id), source)
+        })
     }
 }

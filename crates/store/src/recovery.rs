@@ -56,8 +56,9 @@ impl<D: Directory> Log<D> {
             let id = log.unread.remove(free.unwrap_or(0));
             match log.remove_segment(id) {
                 Ok(()) => log.found -= 1,
-                // Somebody protects it: the next one.
-                Err(_) => kept.push(id),
+                // The next one in its place.
+                Err(StoreError::Barred { .. }) => kept.push(id),
+                Err(error) => return Err(error),
             }
         }
         log.unread.splice(..0, kept);

@@ -168,8 +168,8 @@ impl<D: Directory> Log<D> {
                 self.segments.remove(&id);
                 Ok(())
             }
-            // Still there, still counted.
-            Err(source) => Err(segment.bar("remove", source)),
+            // Still there, still counted, and used again when there is room for it.
+            Err(source) => Err(StoreError::run("remove", file_name(id), source)),
         }
     }
 }

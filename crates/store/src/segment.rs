@@ -2,7 +2,6 @@
 
 use crate::contents::{Contents, Located};
 use crate::directory::{FileId, FileSize};
-use crate::error::{DiskError, StoreError};
 use crate::extent::{Extent, next_life};
 use crate::format::{BLOCK_BYTES_U64, CheckpointSegment, SegmentState};
 use crate::writer::Writer;
@@ -106,12 +105,6 @@ impl Segment {
 
     pub(crate) fn extent(&self, block: u32) -> Extent {
         Extent::new(self.id, self.life, block)
-    }
-
-    /// It is passed over from now on.
-    pub(crate) fn bar(&mut self, what: &'static str, source: DiskError) -> StoreError {
-        self.barred = true;
-        StoreError::Barred { what, file: file_name(self.id), source }
     }
 
     /// Whether the extent is of this life and there may be a page.
