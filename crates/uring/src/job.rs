@@ -139,18 +139,18 @@ mod tests {
     /// end this request, with its buffer.
     #[test]
     fn case_a51_transient_results_go_on_and_others_end_the_request() {
-        let mut job = job(Direction::Write, 4, 100);
-        let start = job.step().address as usize;
+        let mut write = job(Direction::Write, 4, 100);
+        let start = write.step().address as usize;
         for transient in [Err(Errno::AGAIN), Err(Errno::INTR), Ok(8192), Err(Errno::AGAIN), Err(Errno::INTR)]
         {
-            assert_eq!(job.advance(transient), None, "{transient:?}");
+            assert_eq!(write.advance(transient), None, "{transient:?}");
         }
-        let rest = job.step();
+        let rest = write.step();
         assert_eq!((rest.bytes, rest.offset, rest.address as usize - start), (8192, 16384, 8192));
-        assert_eq!(job.advance(Err(Errno::IO)), Some(Err(DiskError::Io { errno: 5 })));
-        let (token, ended) = (job.request().token, job.end(Err(DiskError::Io { errno: 5 })));
+        assert_eq!(write.advance(Err(Errno::IO)), Some(Err(DiskError::Io { errno: 5 })));
+        let (token, ended) = (write.request().token, write.end(Err(DiskError::Io { errno: 5 })));
         assert_eq!((ended.token, ended.buffer.len()), (token, 16384), "given back only now");
-        assert_eq!(super::tests::job(Direction::Read, 4, 4).advance(Ok(0)), Some(Err(DiskError::Short)));
+        assert_eq!(job(Direction::Read, 4, 4).advance(Ok(0)), Some(Err(DiskError::Short)));
     }
 
     #[test]
