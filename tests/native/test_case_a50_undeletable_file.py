@@ -10,7 +10,6 @@ import pytest
 from scripted import Instance
 from ssd import (
     SEGMENT_PAGES,
-    cannot,
     disk_bytes,
     leave_on_ssd,
     on_ssd,
@@ -35,7 +34,8 @@ def protect(tmp_path: Path) -> Iterator[Callable[[Path, bool], None]]:
     def change(path: Path, on: bool) -> None:
         done = subprocess.run(["chattr", "+i" if on else "-i", path], capture_output=True, text=True)
         if done.returncode != 0:
-            cannot(f"a file that root cannot delete: {done.stderr.strip()}")
+            # Root's, on some file systems. The log's own tests do it on a simulated one everywhere.
+            pytest.skip(f"not tested: a file that nobody can delete: {done.stderr.strip()}")
         (protected.add if on else protected.discard)(path)
 
     yield change
