@@ -69,7 +69,7 @@ impl Core {
             self.mark(Mark::Found);
             self.counters.found_pages += 1;
             let (parent_hash, depth, payload_bytes) = (shard.parent, shard.depth, shard.payload_bytes);
-            self.stored.insert(key, StoredPage { parts, parent_hash, depth, payload_bytes });
+            self.stored.insert(key, StoredPage::new(parts, parent_hash, depth, payload_bytes));
         }
         None
     }

@@ -59,9 +59,9 @@ impl Core {
             ahead_bytes: 0,
             padding: crate::index::Padding::default(),
             depth: stored.depth,
-            payload_bytes: stored.payload_bytes,
+            payload_bytes: stored.payload_bytes(),
             parts: crate::index::Parts::new(),
-            parent_hash: stored.parent_hash,
+            parent_hash: stored.parent_hash(),
             saver: None,
         });
         self.mark(Mark::ReadBegun);
@@ -71,7 +71,7 @@ impl Core {
             if let Some(page) = self.index.pages.get_mut(id) {
                 page.parts.push(Some(PagePart { slot, crc: part.crc }));
             }
-            let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes, part.crc);
+            let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes(), part.crc);
             let name = StoredName { namespace, group: key.group, hash: key.hash, shard };
             effects.push(Effect::Read { slot, extent, name, payload_bytes, crc, ticket, urgent: !ahead });
         }

@@ -117,7 +117,7 @@ impl Core {
             Some(parts) if sealed && !self.stored.contains(&key) => {
                 self.mark(Mark::Written);
                 self.counters.written_pages += 1;
-                self.stored.insert(key, StoredPage { parts, parent_hash, depth, payload_bytes });
+                self.stored.insert(key, StoredPage::new(parts, parent_hash, depth, payload_bytes));
             }
             whole => {
                 self.mark(if whole.is_some() { Mark::ForgottenWhileWritten } else { Mark::WriteFailed });
