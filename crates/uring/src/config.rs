@@ -38,6 +38,9 @@ pub struct DiskConfig {
     pub register: bool,
     /// The most that one step asks of the kernel, a multiple of 4 KiB; longer requests take several steps.
     pub max_transfer_bytes: u32,
+    /// The same for background requests, where it is less: a read that somebody waits for is behind one such step at
+    /// most, and not behind a whole page.
+    pub max_background_transfer_bytes: u32,
     /// How long a page may take in the self-test.
     pub self_test_wait: Duration,
     /// How long a disk that is dropped waits for what the kernel has.
@@ -56,6 +59,7 @@ impl Default for DiskConfig {
             direct: true,
             register: true,
             max_transfer_bytes: 1 << 30,
+            max_background_transfer_bytes: 256 << 10,
             self_test_wait: Duration::from_secs(10),
             drop_wait: Duration::from_secs(10),
         }
@@ -74,9 +78,13 @@ impl DiskConfig {
         if !(1..=256).contains(&self.threads) {
             return refuse("threads", self.threads as u64, "give 1 to 256");
         }
-        let step = self.max_transfer_bytes;
-        if step == 0 || !step.is_multiple_of(4096) || step > 1 << 30 {
-            return refuse("max_transfer_bytes", step.into(), "give a multiple of 4096 up to 1 GiB");
+        for (name, step) in [
+            ("max_transfer_bytes", self.max_transfer_bytes),
+            ("max_background_transfer_bytes", self.max_background_transfer_bytes),
+        ] {
+            if step == 0 || !step.is_multiple_of(4096) || step > 1 << 30 {
+                return refuse(name, step.into(), "give a multiple of 4096 up to 1 GiB");
+            }
         }
         Ok(())
     }

@@ -12,8 +12,8 @@ use crate::waker::Waker;
 use crate::{IoBuffer, OpenError};
 use orbitkv_shm::Region;
 use orbitkv_store::{
-    Completion, Directory, Disk, DiskError, FileEntry, FileId, FileSize, HostDirectory, Rejected, Request,
-    Space,
+    Completion, Directory, Disk, DiskError, FileEntry, FileId, FileSize, HostDirectory, Priority, Rejected,
+    Request, Space,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -38,6 +38,7 @@ pub struct PageDisk {
     pub(crate) mode: DiskMode,
     max_requests: usize,
     max_transfer_bytes: u32,
+    max_background_transfer_bytes: u32,
     drop_wait: Duration,
     pub(crate) in_flight: usize,
 }
@@ -87,6 +88,7 @@ impl PageDisk {
             mode,
             max_requests: config.max_requests,
             max_transfer_bytes: config.max_transfer_bytes,
+            max_background_transfer_bytes: config.max_background_transfer_bytes,
             drop_wait: config.drop_wait,
             in_flight: 0,
         };
@@ -139,7 +141,13 @@ impl Disk for PageDisk {
         }
         let Parts { engine, files, directory } = &mut *self.parts;
         match files.get(directory, request.file, &mut self.mode) {
-            Ok(file) => engine.submit(Job::new(request, file, self.max_transfer_bytes)),
+            Ok(file) => {
+                let step_bytes = match request.priority {
+                    Priority::Background => self.max_background_transfer_bytes.min(self.max_transfer_bytes),
+                    Priority::Demand | Priority::Preparation => self.max_transfer_bytes,
+                };
+                engine.submit(Job::new(request, file, step_bytes));
+            }
             Err(reason) => return Err(Rejected { reason, request }),
         }
         self.in_flight += 1;

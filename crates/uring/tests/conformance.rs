@@ -132,6 +132,7 @@ fn a_configuration_that_cannot_work_is_refused_with_its_name() {
         ("max_requests", DiskConfig { max_requests: 0, ..good() }),
         ("threads", DiskConfig { threads: 0, ..good() }),
         ("max_transfer_bytes", DiskConfig { max_transfer_bytes: 5000, ..good() }),
+        ("max_background_transfer_bytes", DiskConfig { max_background_transfer_bytes: 0, ..good() }),
     ] {
         let directory = orbitkv_store::HostDirectory::open(dir.path()).unwrap();
         let error = PageDisk::open(directory, &bad).unwrap_err().to_string();
