@@ -124,6 +124,7 @@ impl Registration {
             namespace: self.namespace.clone(),
             groups: groups.collect(),
             hash_tokens: self.hash_tokens,
+            verify_restore: None,
             resume: None,
         }
     }

@@ -214,6 +214,15 @@ pub enum Effect {
         /// Whether a request waits for it; reads ahead of demand should let those pass.
         urgent: bool,
     },
+    /// Compare the bytes of a slot with their checksum; answer with `Scrubbed`. The slot is not reused before.
+    Scrub {
+        /// What to read.
+        slot: SlotRef,
+        /// Bytes of the payload, behind the slot's header.
+        payload_bytes: u32,
+        /// CRC-64/NVME that the payload must have.
+        crc: u64,
+    },
     /// What was read ahead under this ticket has been claimed: its reads that have not begun are urgent now.
     Hasten {
         /// The ticket that its reads were submitted under.

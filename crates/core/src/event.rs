@@ -305,6 +305,19 @@ pub enum Event<'a> {
         /// It can be written.
         writes: bool,
     },
+    /// Have the next pages in memory read again and compared with their checksums: about so many bytes of
+    /// payload, or one slot. Nothing happens while an earlier round has not ended.
+    Scrub {
+        /// At most, if more than one slot is read.
+        bytes: u64,
+    },
+    /// A check asked for by [`crate::Effect::Scrub`] has ended; nobody reads the slot for it any more.
+    Scrubbed {
+        /// The slot it read.
+        slot: SlotRef,
+        /// Whether the bytes have their checksum.
+        good: bool,
+    },
     /// Time has passed.
     Tick,
 }

@@ -125,6 +125,12 @@ marks! {
     SegmentReclaimed,
     /// A bad page was condemned.
     BadPage,
+    /// The check of memory found a page as it should be.
+    Scrubbed,
+    /// The check of memory found a page that has changed.
+    ScrubFoundBad,
+    /// A page was forgotten while the check of memory read it.
+    ForgottenWhileScrubbed,
     /// A leased page was condemned and kept until its lease ended.
     CondemnedWhileLeased,
     /// A namespace was reset.

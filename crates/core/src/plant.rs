@@ -38,11 +38,15 @@ pub enum Plant {
     RecoverPartly,
     /// Quarantine survives the attestation of a reconnected client.
     KeepQuarantine,
+    /// Slots are freed while the check of memory reads them.
+    FreeScrubbed,
+    /// A page that the check of memory found changed is kept.
+    TrustScrub,
 }
 
 impl Plant {
     /// All of them, in order.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::FreeAtSocketClose,
         Self::FreeOnCancel,
         Self::LeakOnCancel,
@@ -60,6 +64,8 @@ impl Plant {
         Self::ClaimAnything,
         Self::RecoverPartly,
         Self::KeepQuarantine,
+        Self::FreeScrubbed,
+        Self::TrustScrub,
     ];
 
     /// Command-line name.
@@ -83,6 +89,8 @@ impl Plant {
             Self::ClaimAnything => "claim-anything",
             Self::RecoverPartly => "recover-partly",
             Self::KeepQuarantine => "keep-quarantine",
+            Self::FreeScrubbed => "free-scrubbed",
+            Self::TrustScrub => "trust-scrub",
         }
     }
 }

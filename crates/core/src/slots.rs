@@ -31,6 +31,8 @@ pub(crate) struct Slot {
     pub(crate) readers: u32,
     /// A write to the slower tier reads it.
     pub(crate) writing: bool,
+    /// The check of memory reads it.
+    pub(crate) scrubbing: bool,
     pub(crate) page: Option<PageId>,
 }
 
@@ -106,7 +108,14 @@ impl Slots {
         segment.ready = true;
         segment.ready_at = now;
         let count = u32::try_from(segment.bytes / segment.class.slot_bytes).unwrap_or(u32::MAX);
-        let fresh = Slot { generation: 0, state: SlotState::Free, readers: 0, writing: false, page: None };
+        let fresh = Slot {
+            generation: 0,
+            state: SlotState::Free,
+            readers: 0,
+            writing: false,
+            scrubbing: false,
+            page: None,
+        };
         segment.slots = vec![fresh; count as usize];
         segment.free = (0..count).rev().collect();
         self.open.entry(segment.class).or_default().insert(id);
@@ -182,7 +191,8 @@ impl Slots {
         };
         let slot = &mut segment.slots[at.index as usize];
         assert_eq!(slot.generation, at.generation, "stale slot freed");
-        assert_eq!((slot.readers, slot.writing), (0, false), "slot freed under a reader");
+        let touched = slot.readers > 0 || slot.writing || slot.scrubbing;
+        assert!(!touched, "slot freed under a reader: {slot:?}");
         assert!(slot.state != SlotState::Free, "slot freed twice");
         slot.state = SlotState::Free;
         slot.page = None;

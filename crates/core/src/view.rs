@@ -32,6 +32,8 @@ pub struct SlotView {
     pub readers: u32,
     /// A write to the slower tier reads it.
     pub writing: bool,
+    /// The check of memory reads it.
+    pub scrubbing: bool,
     /// Its page is a second copy, kept for those who leased it.
     pub spare: bool,
     /// Whose bytes.

@@ -180,10 +180,18 @@ fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
     world.step(Event::Query { session, operation, revision, demand });
 }
 
+/// From here on what is told is about the check of memory, not about the tier.
+const SCRUB: u8 = 252;
+
 /// What the tier says of itself.
 fn told(world: &mut World, bytes: &mut Bytes<'_>) {
     let (what, choice) = (bytes.u8(), bytes.u8());
     match what % 4 {
+        0 | 1 if what >= SCRUB => world.step(Event::Scrub { bytes: u64::from(choice) << 12 }),
+        _ if what >= SCRUB => {
+            let ended = world.tier.end_scrub(choice);
+            world.step_if(ended);
+        }
         0 => {
             let found = world.tier.find(choice);
             world.step(Event::Found(&found));

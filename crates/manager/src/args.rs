@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::{Amount, AmountOrNone};
+use crate::{Amount, AmountOrNone, Rate, RateOrNone};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -104,6 +104,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = SsdWritePolicy::All)]
     pub ssd_write_policy: SsdWritePolicy,
 
+    /// Most bytes that are written there, to all directories together: a size and a time, such as 1tb/day. Pages
+    /// over it are not written. Default: no limit.
+    #[arg(long, value_name = "SIZE/day")]
+    pub ssd_write_budget: Option<Rate>,
+
     /// Bytes of one segment file. Default: a 64th of a directory's capacity, from 64 MiB to 1 GiB.
     #[arg(long, value_name = "SIZE", hide = true)]
     pub ssd_segment_size: Option<Amount>,
@@ -121,6 +126,11 @@ pub struct Args {
     /// limit.
     #[arg(long, value_name = "COUNT", default_value_t = 0, hide = true)]
     pub memory_tier_depth: u32,
+
+    /// Most bytes of pages in memory that are read again and compared with their checksums, in the background: a
+    /// size and a time, or 0 for none. A page that has changed is never handed out again.
+    #[arg(long, value_name = "SIZE/s", default_value = "64mib/s")]
+    pub scrub_rate: RateOrNone,
 
     /// Bytes of one memory segment. Default: an eighth of the pool, 64 MiB at most.
     #[arg(long, value_name = "SIZE", hide = true)]

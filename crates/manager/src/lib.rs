@@ -2,7 +2,8 @@
 //!
 //! One core thread owns the [`orbitkv_core::Core`]: it waits in epoll for clients, their processes,
 //! signals and its helpers, turns frames into events, and carries effects out. One thread takes and
-//! returns the memory of segments. One thread serves HTTP. Each cache directory has one that reads and writes pages.
+//! returns the memory of segments, one checks pages in memory, one serves HTTP. Each cache directory has one that
+//! reads and writes pages.
 #![forbid(unsafe_code)]
 
 mod admin;
@@ -24,8 +25,10 @@ mod outbox;
 mod poller;
 mod pool;
 mod processes;
+mod rate;
 mod ready;
 mod registration;
+mod scrub;
 mod server;
 mod service_order;
 mod sessions;
@@ -34,6 +37,7 @@ mod snapshot;
 mod ssd;
 mod tally;
 mod tier;
+mod verification;
 mod waker;
 
 pub use amount::{Amount, AmountError, AmountOrNone};
@@ -41,6 +45,7 @@ pub use args::{Args, HttpAddress, LogFormat, LogLevel, SsdWritePolicy};
 pub use claim::{Claim, ClaimError};
 pub use configuration::{Configuration, FileError, FileProblem, Invocation, InvocationError, Origin};
 pub use manager::{StartError, run};
+pub use rate::{Period, Rate, RateError, RateOrNone};
 pub use server::ServerError;
 pub use settings::{SettingsError, config};
 pub use ssd::SsdError;

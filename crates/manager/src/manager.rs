@@ -6,7 +6,7 @@ use crate::claim::{Claim, ClaimError};
 use crate::configuration::{self, Configuration, Invocation};
 use crate::server::{Parts, Server, ServerError};
 use crate::settings::{self, SettingsError};
-use crate::ssd::{self, SsdError};
+use crate::ssd::{self, SsdError, WriteBudget};
 use crate::tier::TierParts;
 use crate::waker::Waker;
 use crate::{http, logging, ready};
@@ -120,7 +120,9 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
     };
     let boot = random_identity().map_err(failed("getrandom"))?;
     let pool_bytes = config.pool_bytes;
-    let parts = Parts { config, tier, claim, listener, signals, admin: requests, waker, http, boot };
+    let scrub_rate = args.scrub_rate.0;
+    let parts =
+        Parts { config, scrub_rate, tier, claim, listener, signals, admin: requests, waker, http, boot };
     let server = Server::new(parts)?;
     let ready = ReadyFile::write(args.ready_file.as_ref(), &socket, http)?;
     tracing::info!(
@@ -139,7 +141,8 @@ fn serve(configuration: &Configuration) -> Result<(), StartError> {
 /// What stands behind the pool, ready to be started.
 fn open_tier(configuration: &Configuration, config: &Config) -> Result<TierParts, StartError> {
     if let Some(settings) = settings::ssd(configuration)? {
-        return Ok(TierParts::Ssd(ssd::open(&settings)?));
+        let budget = WriteBudget::new(configuration.args.ssd_write_budget);
+        return Ok(TierParts::Ssd(ssd::open(&settings)?, budget));
     }
     let memory = settings::memory_tier(&configuration.args, config);
     Ok(if config.tier { TierParts::Memory(memory) } else { TierParts::None })

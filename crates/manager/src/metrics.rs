@@ -32,6 +32,7 @@ impl Collector for Scrape {
         self.save_and_load(&mut page)?;
         self.tier(&mut page)?;
         self.ssd(&mut page)?;
+        self.scrub(&mut page)?;
         self.sessions(&mut page)?;
         self.shell(&mut page)
     }
@@ -121,7 +122,10 @@ impl Scrape {
         page.counter("save_refused", "Pages for which no slot was granted", counters.refused_pages)?;
         page.gauge("load_inflight_bytes", "Bytes that workers may be copying", status.load.inflight_bytes)?;
         page.counter("load_pages", "Pages handed to workers", counters.restored_pages)?;
-        page.counter("load_bad_pages", "Restored pages that did not match", counters.bad_pages)
+        page.counter("load_bad_pages", "Restored pages that did not match", counters.bad_pages)?;
+        let workers = status.load.verifying_workers.iter().map(|(mode, workers)| (*mode, *workers));
+        let help = "Connected workers, by which restored pages they compare with their checksums";
+        page.gauges("restore_verification_info", help, "mode", workers)
     }
 
     fn tier(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -169,6 +173,20 @@ impl Scrape {
         page.counter("ssd_mismatches", "Pages read that are not what they should be", sum(|s| s.mismatches))?;
         page.counter("ssd_evicted_pages", "Pages that went with their segment", sum(|s| s.evicted_pages))?;
         page.counter("ssd_relocated_pages", "Pages kept when it went", sum(|s| s.relocated_pages))?;
+        let help = "Pages that were not written, by reason";
+        let dropped = [("write_budget", sum(|s| s.write_budget_drops))];
+        page.counters("ssd_dropped_writes", help, "reason", dropped)?;
+        if let Some(budget) = all.first().and_then(|ssd| ssd.write_budget) {
+            let bytes = [(budget.period, budget.bytes)];
+            page.gauges(
+                "ssd_write_budget_bytes",
+                "Most bytes that are written in a period",
+                "period",
+                bytes,
+            )?;
+            let help = "What could be written now";
+            page.gauge("ssd_write_budget_left_bytes", help, budget.left_bytes)?;
+        }
         let in_state = |state| all.iter().filter(|ssd| ssd.state == state).count() as u64;
         let states = SsdState::ALL.map(|state| (state.name(), in_state(state)));
         page.gauges("ssd_directories", "Cache directories, by what they can do", "state", states)?;
@@ -185,6 +203,16 @@ impl Scrape {
         let seconds = all.iter().map(|ssd| ssd.recovery.seconds).fold(0.0, f64::max);
         let help = "Time that reading the directories has taken after the start";
         page.start("ssd_recovery_seconds", help, MetricType::Gauge, |e| ConstGauge::new(seconds).encode(e))
+    }
+
+    fn scrub(&self, page: &mut Page<'_>) -> fmt::Result {
+        let scrub = &self.0.status.scrub;
+        let help = "Most bytes of memory that are checked in a second; 0: none";
+        page.gauge("scrub_rate_bytes_per_second", help, scrub.rate_bytes_per_second)?;
+        page.counter("scrub_pages", "Pages in memory that were read again, by shards", scrub.pages)?;
+        page.counter("scrub_bytes", "Their payload", scrub.bytes)?;
+        page.counter("scrub_bad_pages", "Pages in memory that had changed", scrub.bad_pages)?;
+        page.counter("scrub_passes", "Times that all of memory was gone through", scrub.passes)
     }
 
     fn sessions(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -1,5 +1,6 @@
 //! From a hello to a session of the core.
 
+use crate::verification::Verification;
 use orbitkv_core::{
     ClientId, ContractError, GroupId, GroupSpec, InstanceId, NamespaceDigest, Role, Rule, SessionSpec,
 };
@@ -20,6 +21,8 @@ pub(crate) enum HelloError {
     Name { field: &'static str, got: usize },
     #[error("cache group {group}: {error}")]
     Rule { group: u16, error: ContractError },
+    #[error("verify_restore is {got:?}; it must be off, all, or sample:N with N at least 1")]
+    Verification { got: String },
     #[error("rank is {0} in a hello that is not a worker's; it must be 0")]
     Rank(u16),
     #[error("cache group {0} has zero tokens in a block")]
@@ -35,6 +38,8 @@ pub(crate) struct Registration {
     pub(crate) engine: String,
     pub(crate) engine_version: String,
     pub(crate) model: String,
+    /// Of a worker that says it.
+    pub(crate) verification: Option<Verification>,
 }
 
 impl Registration {
@@ -73,8 +78,14 @@ impl Registration {
             engine: hello.engine,
             engine_version: hello.engine_version,
             model: hello.model,
+            verification: hello.verify_restore.map(|text| verification(&text)).transpose()?,
         })
     }
+}
+
+fn verification(text: &str) -> Result<Verification, HelloError> {
+    let bad = || HelloError::Verification { got: text.chars().take(80).collect() };
+    Verification::parse(text).ok_or_else(bad)
 }
 
 fn group_spec(hello: &HelloGroup) -> Result<GroupSpec, HelloError> {
@@ -135,6 +146,7 @@ mod tests {
             namespace: "0a".repeat(32),
             groups: vec![group],
             hash_tokens: 0,
+            verify_restore: Some("sample:16".into()),
             resume: None,
         }
     }
@@ -164,6 +176,7 @@ mod tests {
         );
         assert!(text(|h| h.groups[0].block_tokens = 0).contains("group 0"));
         assert!(text(|h| h.role = HelloRole::Scheduler).contains("rank is 1"));
+        assert!(text(|h| h.verify_restore = Some("often".into())).contains("verify_restore is \"often\""));
         assert!(text(|h| h.model = "x".repeat(513)).contains("model has 513 bytes"));
     }
 

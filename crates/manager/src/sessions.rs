@@ -1,7 +1,8 @@
 //! Who is connected, and who was and may still be copying.
 
 use crate::registration::Registration;
-use std::collections::BTreeMap;
+use crate::verification::Verification;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A session as the shell keeps it, until it is gone.
 #[derive(Debug)]
@@ -36,6 +37,8 @@ pub(crate) struct InstanceRow {
     /// Ranks whose self-test passed.
     pub(crate) ranks_attested: Vec<u16>,
     pub(crate) sessions: usize,
+    /// Which restored pages its workers compare; several values if they differ.
+    pub(crate) verify_restore: BTreeSet<String>,
 }
 
 impl Sessions {
@@ -86,6 +89,16 @@ impl Sessions {
         self.all.iter().filter(|(_, s)| s.connection.is_none()).map(|(id, _)| *id)
     }
 
+    /// Connected workers by what they compare of what they restore.
+    pub(crate) fn verifying(&self) -> BTreeMap<&'static str, u64> {
+        let mut counts = BTreeMap::from(Verification::NAMES.map(|name| (name, 0)));
+        let open = self.all.values().filter(|s| s.connection.is_some());
+        for rule in open.filter_map(|s| s.registration.verification) {
+            *counts.entry(rule.name()).or_default() += 1;
+        }
+        counts
+    }
+
     /// One row for each instance with an open session.
     pub(crate) fn instances(&self) -> Vec<InstanceRow> {
         let mut rows: BTreeMap<u128, InstanceRow> = BTreeMap::new();
@@ -100,8 +113,10 @@ impl Sessions {
                 active: false,
                 ranks_attested: Vec::new(),
                 sessions: 0,
+                verify_restore: BTreeSet::new(),
             });
             row.sessions += 1;
+            row.verify_restore.extend(who.verification.map(|rule| rule.to_string()));
             row.active |= session.active;
             row.ranks_attested.extend(who.spec.role.rank().filter(|_| session.attested));
         }

@@ -175,7 +175,12 @@ pub(crate) fn ssd(configuration: &Configuration) -> Result<Option<SsdSettings>, 
     let paths = args.ssd_cache_path.clone();
     let name = || configuration.name("ssd_cache_path");
     let capacity = match (args.ssd_cache_capacity, paths.len()) {
-        (None, 0) => return Ok(None),
+        (None, 0) => match args.ssd_write_budget {
+            None => return Ok(None),
+            Some(_) => {
+                return Err(SettingsError::NoDirectory { name: configuration.name("ssd_write_budget") });
+            }
+        },
         (Some(_), 0) => {
             return Err(SettingsError::NoDirectory { name: configuration.name("ssd_cache_capacity") });
         }

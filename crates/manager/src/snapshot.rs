@@ -37,6 +37,7 @@ pub(crate) struct Status {
     pub(crate) tier: Option<TierStatus>,
     /// Each directory of the SSD cache.
     pub(crate) ssd: Vec<SsdStatus>,
+    pub(crate) scrub: ScrubStatus,
     pub(crate) sessions: SessionStatus,
     pub(crate) instances: Vec<InstanceRow>,
     pub(crate) counters: CounterStatus,
@@ -92,6 +93,8 @@ pub(crate) struct SaveStatus {
 pub(crate) struct LoadStatus {
     /// Pages that workers may be copying; zero only when custody has ended.
     pub(crate) inflight_bytes: u64,
+    /// Connected workers by which restored pages they compare: `off`, `sample`, `all`.
+    pub(crate) verifying_workers: BTreeMap<&'static str, u64>,
 }
 
 /// The slower tier.
@@ -104,6 +107,20 @@ pub(crate) struct TierStatus {
     /// Pages being written to it, and read from it.
     pub(crate) write_queue_pending: usize,
     pub(crate) read_queue_pending: usize,
+}
+
+/// The check of pages in memory.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct ScrubStatus {
+    /// The most that is read; zero: nothing is.
+    pub(crate) rate_bytes_per_second: u64,
+    /// Read again since the start, each shard as one page.
+    pub(crate) pages: u64,
+    pub(crate) bytes: u64,
+    /// Pages that had changed: they were forgotten.
+    pub(crate) bad_pages: u64,
+    /// How often all of memory was gone through.
+    pub(crate) passes: u64,
 }
 
 /// Connections.
@@ -187,6 +204,11 @@ impl From<&Counters> for CounterStatus {
             ahead_restored_bytes,
             ahead_unused_bytes,
             refusals,
+            // In `ScrubStatus`.
+            scrubbed_pages: _,
+            scrubbed_bytes: _,
+            scrub_bad_pages: _,
+            scrub_passes: _,
         } = *c;
         Self {
             queries,

@@ -22,6 +22,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod uring_disk;
+mod write_budget;
 mod writes;
 
 pub(crate) use names::{MAX_DIRECTORIES, device_of};
@@ -29,6 +30,7 @@ pub use open::SsdError;
 pub(crate) use open::{OpenedDirectory, open};
 pub(crate) use report::{Report, SsdState, SsdStatus};
 pub(crate) use settings::{Capacity, SsdSettings};
+pub(crate) use write_budget::WriteBudget;
 
 use crate::tier::{Bell, Handle, Outlet, pair};
 use crate::waker::Waker;
@@ -42,6 +44,7 @@ use std::thread;
 pub(crate) fn start<D: PageDisk>(
     directory: OpenedDirectory<D>,
     number: u8,
+    budget: WriteBudget,
     waker: Waker,
 ) -> io::Result<(Handle, Arc<Report>)> {
     let OpenedDirectory { mut log, path } = directory;
@@ -59,7 +62,7 @@ pub(crate) fn start<D: PageDisk>(
     let told = Arc::clone(&report);
     let thread = thread::Builder::new().name(format!("orbitkv-ssd-{number}")).spawn(move || {
         let (orders, done, _alive) = ends.split();
-        Device::new(number, log, told, Outlet::new(done, waker)).run(&orders);
+        Device::new(number, log, budget, told, Outlet::new(done, waker)).run(&orders);
     })?;
     let thread = thread.thread().clone();
     let bell = bell.unwrap_or_else(|| -> Bell { Arc::new(move || thread.unpark()) });

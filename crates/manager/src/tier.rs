@@ -13,7 +13,7 @@ pub(crate) use memory::MemoryTierSettings;
 pub(crate) use orders::{Done, Job, Order, Place};
 pub(crate) use outlet::Outlet;
 
-use crate::ssd::{self, OpenedDirectory, Report, SsdStatus};
+use crate::ssd::{self, OpenedDirectory, Report, SsdStatus, WriteBudget};
 use crate::waker::Waker;
 use orbitkv_core::{SlotRef, StoredName};
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ const CLOSING: Duration = Duration::from_secs(15);
 pub(crate) enum TierParts {
     None,
     Memory(MemoryTierSettings),
-    Ssd(Vec<OpenedDirectory>),
+    Ssd(Vec<OpenedDirectory>, WriteBudget),
 }
 
 #[derive(Debug)]
@@ -57,6 +57,8 @@ impl Device {
 pub(crate) struct Tier {
     name: &'static str,
     devices: Vec<Device>,
+    /// Of what directories write.
+    budget: WriteBudget,
     /// Devices that have not told of everything yet.
     finding: usize,
     /// Payloads that are being written.
@@ -69,21 +71,23 @@ pub(crate) struct Tier {
 impl Tier {
     /// Starts the threads, if there is a tier.
     pub(crate) fn start(parts: TierParts, waker: &Waker) -> io::Result<Option<Self>> {
+        let mut budget = WriteBudget::default();
         let (name, devices) = match parts {
             TierParts::None => return Ok(None),
             TierParts::Memory(settings) => {
                 ("memory", vec![Device::new(memory::start(settings, waker.clone())?, None)])
             }
-            TierParts::Ssd(opened) => {
+            TierParts::Ssd(opened, of_all) => {
+                budget = of_all;
                 let started = opened.into_iter().zip(0..).map(|(directory, number)| {
-                    let (handle, report) = ssd::start(directory, number, waker.clone())?;
+                    let (handle, report) = ssd::start(directory, number, budget.clone(), waker.clone())?;
                     Ok(Device::new(handle, Some(report)))
                 });
                 ("ssd", started.collect::<io::Result<_>>()?)
             }
         };
         let (finding, writing) = (devices.len(), BTreeMap::new());
-        Ok(Some(Self { name, devices, finding, writing, writing_bytes: 0, told: (true, true) }))
+        Ok(Some(Self { name, devices, budget, finding, writing, writing_bytes: 0, told: (true, true) }))
     }
 
     /// For labels: `memory` or `ssd`.
@@ -196,7 +200,9 @@ impl Tier {
 
     /// What each directory says of itself.
     pub(crate) fn status(&self) -> Vec<SsdStatus> {
-        self.devices.iter().filter_map(|device| Some(device.report.as_ref()?.status())).collect()
+        let write_budget = self.budget.status();
+        let reports = self.devices.iter().filter_map(|device| device.report.as_ref());
+        reports.map(|report| SsdStatus { write_budget, ..report.status() }).collect()
     }
 
     /// Has each device finish its writes and end. What takes too long is left as a crash would leave it.
@@ -231,7 +237,9 @@ mod tests {
         let reports: Vec<_> = (0..devices).map(|_| Arc::new(Report::new(SsdStatus::default()))).collect();
         let devices = reports.iter().map(|report| Device::new(pair().0, Some(Arc::clone(report)))).collect();
         let writing = BTreeMap::new();
-        let tier = Tier { name: "ssd", devices, finding: 0, writing, writing_bytes: 0, told: (true, true) };
+        let budget = WriteBudget::default();
+        let tier =
+            Tier { name: "ssd", devices, budget, finding: 0, writing, writing_bytes: 0, told: (true, true) };
         (tier, reports)
     }
 

@@ -99,7 +99,7 @@ fn metrics_agree_with_what_was_done() {
 #[test]
 fn every_metric_is_documented_and_the_other_way_round() {
     let cache = support::ssd::Cache::new("4mib");
-    let manager = cache.start();
+    let manager = cache.start_with(&["--ssd-write-budget", "1tb/day"]);
     let mut engine = Engine::start(&manager);
     engine.save(&[1]);
     engine.query(&[1]);

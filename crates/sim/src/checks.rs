@@ -29,6 +29,7 @@ impl World {
         let idle = |client: &crate::engine::Client| client.desk.iter().all(|desk| desk.asks.is_empty());
         up && self.copies.is_empty()
             && self.disk.idle()
+            && self.scrubs.is_empty()
             && !self.core.is_finding()
             && self.clients.iter().all(|client| !self.processes[client.process].alive || idle(client))
             && self.core.operations().next().is_none()
@@ -69,7 +70,7 @@ impl World {
         ensure(self.disk.len() == extents, Checker::Ledger, || {
             format!("the disk holds {} extents, {extents} are known", self.disk.len())
         })?;
-        let held = self.core.slots().find(|s| s.readers > 0);
+        let held = self.core.slots().find(|s| s.readers > 0 || s.scrubbing);
         ensure(held.is_none(), Checker::Custody, || format!("nobody copies, but {held:?}"))?;
         let alive = self.sessions.values().filter(|s| s.link.is_some()).count();
         let known = self.core.sessions();

@@ -92,6 +92,10 @@ impl World {
                 self.begin_read(slot, name, extent, crc);
                 Ok(())
             }
+            Effect::Scrub { slot, crc, .. } => {
+                self.begin_scrub(slot, crc);
+                Ok(())
+            }
             // Here a read takes as long as chance says.
             // Of a forgotten namespace the core has all that is found erased, and refuses the rest.
             Effect::Hasten { .. } | Effect::ForgetNamespace { .. } => Ok(()),

@@ -39,6 +39,10 @@ pub(crate) enum Happening {
     ReadEnds { slot: SlotRef },
     /// The slower tier tells of something that an earlier run has left.
     Finding,
+    /// It is time to check some of what is in memory.
+    Scrub,
+    /// The check of a slot ends.
+    ScrubEnds { slot: SlotRef },
     /// A segment is populated, or cannot be.
     Grown { segment: u32, works: bool },
 }
@@ -62,6 +66,8 @@ impl Happening {
             Self::Written { slot } => 14 + 16 * u64::from(slot.index),
             Self::ReadEnds { slot } => 15 + 16 * u64::from(slot.index),
             Self::Finding => 16,
+            Self::Scrub => 32,
+            Self::ScrubEnds { slot } => 48 + 16 * u64::from(slot.index),
             Self::Grown { segment, .. } => 13 + 16 * u64::from(*segment),
         }
     }

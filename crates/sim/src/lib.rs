@@ -24,6 +24,7 @@ mod probe;
 mod rng;
 mod run;
 mod scheduler;
+mod scrub;
 mod translate;
 mod transport;
 mod turns;

@@ -93,6 +93,9 @@ pub(crate) struct Plan {
     pub(crate) grow_us: u64,
     /// Longest read or write of the slower tier.
     pub(crate) disk_us: u64,
+    /// Mean pause between two checks of memory; zero: never. And the longest check of a slot.
+    pub(crate) scrub_us: u64,
+    pub(crate) scrub_slot_us: u64,
     /// Percent of queries with a deadline of their own.
     pub(crate) deadlines: u64,
     /// Frames are cut into pieces of random size.
@@ -133,6 +136,8 @@ impl Plan {
             slow_copies: if rng.chance(70) { rng.range(5, 40) } else { 0 },
             grow_us: rng.range(100, 80_000),
             disk_us: if rng.chance(50) { rng.range(50, 5_000) } else { rng.range(5_000, 400_000) },
+            scrub_us: if rng.chance(60) { rng.range(2_000, 60_000) } else { 0 },
+            scrub_slot_us: if rng.chance(50) { rng.range(20, 2_000) } else { rng.range(2_000, 200_000) },
             deadlines: rng.below(80),
             chunked: rng.chance(25),
             ahead: if rng.chance(60) { rng.range(10, 70) } else { 0 },

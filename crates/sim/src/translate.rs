@@ -135,6 +135,7 @@ pub(crate) fn hello(client: u128, epoch: u32, spec: &SessionSpec) -> Hello {
         namespace: hex(&spec.namespace.0),
         groups: spec.groups.iter().map(group).collect(),
         hash_tokens: spec.hash_tokens,
+        verify_restore: None,
         resume: None,
     }
 }

@@ -109,7 +109,7 @@ impl World {
 
     /// The request that pages were prepared for has come.
     fn claim(&mut self, client: usize, operation: u64) {
-        if self.plan.faults.abuse > 0 && self.rng.chance(30) {
+        if self.plan.faults.abuse > 0 && self.rng.chance(60) {
             self.claim_other(client, operation);
         }
         if let Some(ask) = self.ask_mut(client, operation) {

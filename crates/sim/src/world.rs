@@ -78,6 +78,8 @@ pub(crate) struct World {
     pub(crate) disk: Disk,
     /// What an earlier run has left and nobody has told of; the next one last.
     pub(crate) findings: Vec<FoundShard>,
+    /// Checks of memory that have not ended: the checksum of each slot.
+    pub(crate) scrubs: BTreeMap<SlotRef, u64>,
     /// Slots in which a bit has rotted.
     pub(crate) rotten: BTreeSet<SlotRef>,
     pub(crate) engines: Vec<Engine>,
@@ -122,6 +124,7 @@ impl World {
             memory: Memory::default(),
             disk: Disk::default(),
             findings: Vec::new(),
+            scrubs: BTreeMap::new(),
             rotten: BTreeSet::new(),
             engines: Vec::new(),
             processes: Vec::new(),
@@ -149,6 +152,9 @@ impl World {
             world.heap.push(at, Happening::StartEngine { engine });
         }
         world.lay_out_the_past();
+        if world.plan.scrub_us > 0 {
+            world.heap.push(world.now_us + world.plan.scrub_us, Happening::Scrub);
+        }
         Ok(world)
     }
 
@@ -217,6 +223,8 @@ impl World {
             Happening::Written { slot } => self.write_ends(slot),
             Happening::ReadEnds { slot } => self.read_ends(slot),
             Happening::Finding => self.find_one(),
+            Happening::Scrub => self.scrub(),
+            Happening::ScrubEnds { slot } => self.scrub_ends(slot),
             Happening::Grown { segment, works } => self.grown(segment, works),
         }
     }

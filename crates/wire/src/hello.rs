@@ -71,6 +71,10 @@ pub struct Hello {
     /// Tokens that one hash of a request covers; zero: those of the smallest block.
     #[serde(default)]
     pub hash_tokens: u32,
+    /// Which restored pages a worker compares with their checksums: `off`, `sample:N` or `all`. For people only;
+    /// a scheduler says nothing.
+    #[serde(default)]
+    pub verify_restore: Option<String>,
     /// Present on every connection but the first one to this manager.
     pub resume: Option<Resume>,
 }

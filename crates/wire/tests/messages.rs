@@ -104,6 +104,7 @@ fn hello() -> Hello {
             rule: "prefix".to_owned(),
         }],
         hash_tokens: 16,
+        verify_restore: Some("sample:16".to_owned()),
         resume: Some(Resume { session: 9, copies_ended: true }),
     }
 }

@@ -12,7 +12,7 @@ mod watch;
 
 use crate::registration::Registration;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::{ClientError, hooks};
+use crate::{ClientError, Verify, hooks};
 use inbound::{End, Inbound};
 use nudge::Nudge;
 use orbitkv_wire::{Header, Hello, HelloRole, Resume, ToClient, ToManager};
@@ -115,6 +115,12 @@ impl Link {
             stop: AtomicBool::new(false),
             process: std::process::id(),
         })
+    }
+
+    /// Has the manager told which restored pages are compared.
+    pub(crate) fn telling(mut self, verify: Verify) -> Self {
+        self.hello.verify_restore = Some(verify.to_string());
+        self
     }
 
     /// Starts the connection's thread.

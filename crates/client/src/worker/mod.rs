@@ -118,7 +118,8 @@ impl WorkerClient {
         make: impl FnOnce(Waker) -> Result<Box<dyn CopyEngine>, ClientError>,
     ) -> Result<Self, ClientError> {
         check(&config)?;
-        let link = Link::new(&config.registration, HelloRole::Worker, config.rank)?;
+        let link =
+            Link::new(&config.registration, HelloRole::Worker, config.rank)?.telling(config.verify_restore);
         let work = Arc::new(Work::new(Arc::new(link)));
         let wakes = Arc::clone(&work);
         let engine = make(Arc::new(move || wakes.signal.raise()))?;

@@ -1,6 +1,7 @@
 //! Which restored pages have their checksum compared.
 
 use crate::ClientError;
+use std::fmt;
 use std::str::FromStr;
 
 /// The rule.
@@ -12,6 +13,16 @@ pub enum Verify {
     Sample(u64),
     /// Every page.
     All,
+}
+
+impl fmt::Display for Verify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Sample(n) => write!(f, "sample:{n}"),
+            Self::All => f.write_str("all"),
+        }
+    }
 }
 
 impl FromStr for Verify {
@@ -67,6 +78,13 @@ mod tests {
         assert_eq!(selected, [false, false, true, false, false, true, false]);
         assert!(Verifier::new("all".parse().unwrap()).selects());
         assert!(!Verifier::new("off".parse().unwrap()).selects());
+    }
+
+    #[test]
+    fn a_rule_is_written_as_it_is_read() {
+        for text in ["off", "sample:16", "all"] {
+            assert_eq!(text.parse::<Verify>().unwrap().to_string(), text);
+        }
     }
 
     #[test]

@@ -27,6 +27,7 @@ impl Core {
         self.audit_memory()?;
         self.audit_pages()?;
         self.audit_custody()?;
+        self.audit_scrub()?;
         self.audit_tier()?;
         self.audit_queue()
     }
@@ -142,6 +143,19 @@ impl Core {
             ensure(session.writing == w && session.owing == o, || format!("{id:?} miscounts its custody"))?;
         }
         ensure(writing.is_empty() && owing.is_empty(), || "custody of a forgotten session".into())
+    }
+
+    /// What the check of memory reads.
+    fn audit_scrub(&self) -> Finding {
+        let mut counts = self.scrub.pages.clone();
+        for (at, slot) in self.slots.used().filter(|(_, slot)| slot.scrubbing) {
+            let count = slot.page.and_then(|id| counts.get_mut(&id)).filter(|count| **count > 0);
+            let resident = slot.state == SlotState::Resident;
+            ensure(count.is_some() && resident, || format!("{at:?} is read by a check that nobody began"))?;
+            count.into_iter().for_each(|count| *count -= 1);
+        }
+        let unread = counts.iter().find(|(_, count)| **count > 0);
+        ensure(unread.is_none(), || format!("{unread:?} is to be checked, and no slot of it is read"))
     }
 
     /// Reads and writes of the slower tier, and who waits or pays for them.

@@ -122,7 +122,7 @@ impl Core {
                 let id = slot.page?;
                 let page = self.index.pages.get(id)?;
                 let sealed = self.index.sealed(&page.key) == Some(id);
-                if !sealed || page.leases > 0 || page.writing || slot.readers > 0 {
+                if !sealed || page.leases > 0 || page.writing || slot.readers > 0 || self.is_scrubbed(id) {
                     return None;
                 }
                 pages.push(id);
@@ -144,6 +144,7 @@ impl Core {
             return false;
         };
         for part in page.parts.iter().flatten() {
+            self.end_scrub(part.slot);
             if let Some(slot) = self.slots.get_mut(part.slot) {
                 (slot.readers, slot.writing) = (0, false);
                 slot.state = SlotState::Resident;

@@ -12,6 +12,7 @@ mod queries;
 mod reads;
 mod recovery;
 mod saves;
+mod scrub;
 mod sessions;
 mod speculation;
 mod tier;
@@ -83,6 +84,8 @@ pub struct Core {
     writes: HashMap<PageId, WriteBehind>,
     /// Pages being read from it.
     reads: HashMap<PageId, Reading>,
+    /// The check of what is in memory.
+    scrub: scrub::Scrub,
     /// Demands whose next read waits for memory.
     starved: BTreeSet<Ticket>,
     /// Bytes of slots that are granted and not committed.
@@ -130,6 +133,7 @@ impl Core {
             tier_writes: true,
             writes: HashMap::new(),
             reads: HashMap::new(),
+            scrub: scrub::Scrub::default(),
             starved: BTreeSet::new(),
             filling_bytes: 0,
             clock: 0,
@@ -174,6 +178,7 @@ impl Core {
             | Event::Found(_)
             | Event::FoundAll
             | Event::TierState { .. } => self.tier_told(event, effects),
+            Event::Scrub { .. } | Event::Scrubbed { .. } => self.scrub_told(event, effects),
             Event::Tick => None,
             Event::Query { session, operation, revision, .. }
             | Event::Recover { session, operation, revision, .. }

@@ -15,6 +15,9 @@ impl Core {
         if page.state != PageState::Sealed || page.leases > 0 || page.children > 0 || page.writing {
             return None;
         }
+        if self.is_scrubbed(id) {
+            return None;
+        }
         self.as_victim(id, page)
     }
 
@@ -212,6 +215,9 @@ impl Core {
 
     /// Frees the slots of a condemned page that nobody leases or touches; the page goes with the last.
     pub(super) fn free_condemned(&mut self, id: PageId) {
+        if self.planted(Plant::FreeScrubbed) {
+            self.abandon_scrub(id);
+        }
         let Some(page) = self.index.pages.get_mut(id) else {
             return;
         };
@@ -222,10 +228,10 @@ impl Core {
             let Some(at) = part.map(|p| p.slot) else {
                 continue;
             };
-            let untouched = self
-                .slots
-                .get(at)
-                .is_some_and(|s| s.readers == 0 && !s.writing && matches!(s.state, SlotState::Resident));
+            let untouched = self.slots.get(at).is_some_and(|slot| {
+                let touched = slot.readers > 0 || slot.writing || slot.scrubbing;
+                slot.state == SlotState::Resident && !touched
+            });
             if untouched {
                 self.slots.free(at);
                 *part = None;

@@ -4,8 +4,8 @@ use super::{BUDGET_WAIT_BUCKETS, Core};
 use crate::index::PageState;
 use crate::slots::{Slot, SlotState};
 use crate::{
-    Config, Counters, Histogram, InstanceId, Ledger, Mark, Micros, OperationView, PageKey, Phase, SessionId,
-    SlotRef, SlotView,
+    Config, Counters, Histogram, InstanceId, Ledger, Mark, Micros, NamespaceDigest, NamespaceId,
+    OperationView, PageKey, Phase, SessionId, SlotRef, SlotView,
 };
 
 impl Core {
@@ -93,6 +93,12 @@ impl Core {
         self.index.sealed(key).is_some()
     }
 
+    /// Whose pages these are, for words to people.
+    #[must_use]
+    pub fn namespace(&self, id: NamespaceId) -> Option<NamespaceDigest> {
+        self.digests.get(&id).copied()
+    }
+
     /// Pages in the slower tier.
     #[must_use]
     pub fn stored_pages(&self) -> usize {
@@ -115,6 +121,12 @@ impl Core {
     #[must_use]
     pub fn tier_inflight(&self) -> (usize, usize) {
         (self.writes.len(), self.reads.len())
+    }
+
+    /// Pages of which the check of memory reads a slot.
+    #[must_use]
+    pub fn scrubbing_pages(&self) -> usize {
+        self.scrub.pages.len()
     }
 
     /// Sessions open or not yet gone.
@@ -178,6 +190,7 @@ impl Core {
             state: slot.state,
             readers: slot.readers,
             writing: slot.writing,
+            scrubbing: slot.scrubbing,
             spare,
             key: page.map(|p| p.key),
         }

@@ -43,6 +43,10 @@ const TWO_SECONDS: &[u8] = &[19, 21];
 const FORGET_FIRST: &[u8] = &[17, 0x80, 0x01];
 const FORGET_SECOND: &[u8] = &[17, 0x80, 0x11];
 const RESET: &[u8] = &[17, 0, 0];
+/// All that is there, and what the check finds of the oldest of it.
+const SCRUB: &[u8] = &[251, 252, 255];
+const SCRUBBED: &[u8] = &[251, 254, 0];
+const SCRUBBED_BAD: &[u8] = &[251, 254, 128];
 
 /// Bits of a query.
 const PREPARE: u8 = 0x08;
@@ -74,6 +78,7 @@ pub(crate) fn files() -> Files {
     [
         budget(),
         writes(),
+        scrubs(),
         reads(),
         ends_of_reads(),
         preparations(),
@@ -152,6 +157,21 @@ fn writes() -> Files {
         ("reset_while_written", story(ROOMY, &[SOLO, &save(0, 2), WRITTEN, RESET, WRITTEN])),
         ("extent_lost", story(ROOMY, &[SOLO, &store(1), EXTENT_LOST, &ask(0, 1, 0)])),
         ("stray_ends", story(ROOMY, &[SOLO, &save(0, 1), WRITTEN, &[207, 0, 0, 207, 0, 1, 207, 0xc0, 1]])),
+    ]
+}
+
+/// The check of memory.
+fn scrubs() -> Files {
+    let one = ask(0, 1, 0);
+    vec![
+        ("scrubbed", story(DRAM, &[SOLO, &save(0, 2), SCRUB, SCRUBBED, SCRUBBED, SCRUB])),
+        ("scrub_found_bad", story(ROOMY, &[SOLO, &save(0, 1), WRITTEN, SCRUB, SCRUBBED_BAD, &one, READ])),
+        ("scrub_found_bad_while_written", story(ROOMY, &[SOLO, &save(0, 1), SCRUB, SCRUBBED_BAD, WRITTEN])),
+        (
+            "scrub_found_bad_while_leased",
+            story(ROOMY, &[SOLO, &save(0, 1), &one, SCRUB, SCRUBBED_BAD, RESTORE]),
+        ),
+        ("forgotten_while_scrubbed", story(DRAM, &[SOLO, &save(0, 2), SCRUB, DROP, SCRUBBED, SCRUBBED_BAD])),
     ]
 }
 

@@ -68,6 +68,7 @@ fn hello() -> Hello {
         namespace: "2".repeat(64),
         groups: vec![group],
         hash_tokens: 0,
+        verify_restore: None,
         resume: Some(Resume { session: 9, copies_ended: true }),
     }
 }

@@ -1,4 +1,4 @@
-//! A slower tier without bytes: what is under way, and which extents there are.
+//! A slower tier without bytes, and the check of memory: what is under way, and which extents there are.
 
 use super::cast::{GROUP, hash};
 use crate::bytes::Bytes;
@@ -13,6 +13,8 @@ pub(super) struct Tier {
     /// Begun and not ended, the oldest first.
     writes: Vec<(SlotRef, StoredName)>,
     reads: Vec<SlotRef>,
+    /// Slots that the check of memory reads.
+    scrubs: Vec<SlotRef>,
     extents: BTreeMap<ExtentId, StoredName>,
     /// Dropped by the tier itself; the core may not have heard of it when it gives them up.
     lost: BTreeSet<ExtentId>,
@@ -28,7 +30,10 @@ impl Tier {
                 self.writes.push((slot, shard.name));
             }
             Effect::Read { slot, extent, name, .. } => {
-                assert!(!self.uses(slot), "a read fills {slot:?}, which is in use");
+                assert!(
+                    !self.uses(slot) && !self.scrubs_place_of(slot),
+                    "a read fills {slot:?}, which is in use"
+                );
                 assert_eq!(self.extents.get(&extent), Some(&name), "{extent:?} is read, and is not there");
                 self.reads.push(slot);
             }
@@ -36,8 +41,15 @@ impl Tier {
                 let known = self.extents.remove(&extent).is_some() || self.lost.remove(&extent);
                 assert!(known, "{extent:?} is erased twice");
             }
+            Effect::Scrub { slot, .. } => {
+                assert!(!self.reads.contains(&slot), "{slot:?} is checked while it is filled");
+                assert!(!self.scrubs_place_of(slot), "{slot:?} is checked twice at once");
+                self.scrubs.push(slot);
+            }
             Effect::DropSegment { segment } => {
-                assert!(!self.busy(|slot| slot.segment == segment), "{segment:?} is dropped while in use");
+                let scrubbed = self.scrubs.iter().any(|slot| slot.segment == segment);
+                let used = scrubbed || self.busy(|slot| slot.segment == segment);
+                assert!(!used, "{segment:?} is dropped while in use");
             }
             _ => {}
         }
@@ -50,7 +62,12 @@ impl Tier {
 
     /// Whether an earlier generation of a slot is still being copied from or to.
     pub(super) fn uses_an_older(&self, slot: SlotRef) -> bool {
-        self.busy(|other| place(other) == place(slot) && other != slot)
+        let older = |other: SlotRef| place(other) == place(slot) && other != slot;
+        self.busy(older) || self.scrubs.iter().any(|other| older(*other))
+    }
+
+    fn scrubs_place_of(&self, slot: SlotRef) -> bool {
+        self.scrubs.iter().any(|other| place(*other) == place(slot))
     }
 
     fn busy(&self, is: impl Fn(SlotRef) -> bool) -> bool {
@@ -72,6 +89,12 @@ impl Tier {
     pub(super) fn end_read(&mut self, choice: u8) -> Option<Event<'static>> {
         let slot = take(&mut self.reads, choice)?;
         Some(Event::ReadDone { slot, good: choice & 128 == 0 })
+    }
+
+    /// As [`Tier::end_write`], for the check of a slot.
+    pub(super) fn end_scrub(&mut self, choice: u8) -> Option<Event<'static>> {
+        let slot = take(&mut self.scrubs, choice)?;
+        Some(Event::Scrubbed { slot, good: choice & 128 == 0 })
     }
 
     /// The tier drops an extent by itself.

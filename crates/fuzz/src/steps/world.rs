@@ -178,9 +178,12 @@ impl World {
             self.step(Event::SessionClosed { session });
             self.step(Event::SessionGone { session, evidence: Evidence::ProcessExit });
         }
-        while let Some(ended) = self.tier.end_read(0).or_else(|| self.tier.end_write(0)) {
+        while let Some(ended) =
+            self.tier.end_read(0).or_else(|| self.tier.end_write(0)).or_else(|| self.tier.end_scrub(0))
+        {
             self.step(ended);
         }
+        assert_eq!(self.core.scrubbing_pages(), 0, "the core waits for a check of memory");
         self.step(Event::FoundAll);
         let core = &self.core;
         assert_eq!(core.tier_inflight(), (0, 0), "the core waits for the tier");

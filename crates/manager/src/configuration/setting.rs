@@ -23,6 +23,8 @@ pub(crate) struct Setting {
 }
 
 const SIZE: &str = r#"a size such as "4gb", a share such as "25%", or a number of bytes"#;
+const RATE: &str = r#"a size and a time such as "64mib/s", or 0"#;
+const BUDGET: &str = r#"a size and a time such as "1tb/day", "40gb/hour" or "10mb/s""#;
 const NUMBER: &str = "a number from 0 to 4294967295";
 const PATH: &str = r#"a path in quotes, such as "/run/orbitkv/manager.sock""#;
 
@@ -52,10 +54,15 @@ pub(crate) const ALL: &[Setting] = &[
     text("ssd_write_policy", r#""all" or "reuse""#, |args, text| {
         word(text).map(|v| args.ssd_write_policy = v)
     }),
+    text("ssd_write_budget", BUDGET, |args, text| parse(text).map(|v| args.ssd_write_budget = Some(v))),
     size("ssd_segment_size", |args, text| parse(text).map(|v| args.ssd_segment_size = Some(v))),
     size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
     number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),
     number("memory_tier_depth", "", |args, text| parse(text).map(|v| args.memory_tier_depth = v)),
+    Setting {
+        takes_integer: true,
+        ..text("scrub_rate", RATE, |args, text| parse(text).map(|v| args.scrub_rate = v))
+    },
     size("segment_size", |args, text| parse(text).map(|v| args.segment_size = Some(v))),
     text("ready_file", PATH, |args, text| path(text).map(|v| args.ready_file = Some(v))),
     text("log_format", r#""text" or "json""#, |args, text| word(text).map(|v| args.log_format = v)),

@@ -79,6 +79,9 @@ fn value_of(
         }
         "ssd_min_free" => args.ssd_min_free.0.map_or((0.into(), None), |amount| of_disk(amount, None)),
         "ssd_write_policy" => (word(&args.ssd_write_policy), None),
+        "ssd_write_budget" => {
+            (args.ssd_write_budget.map_or(Value::Null, |rate| rate.to_string().into()), None)
+        }
         "ssd_segment_size" => match args.ssd_segment_size {
             Some(amount) => of_disk(amount, None),
             None => (Value::Null, Some("a 64th of a directory's capacity, 64 MiB to 1 GiB".to_owned())),
@@ -88,6 +91,7 @@ fn value_of(
         }
         "memory_tier_delay_ms" => (args.memory_tier_delay_ms.into(), None),
         "memory_tier_depth" => (args.memory_tier_depth.into(), None),
+        "scrub_rate" => (args.scrub_rate.0.map_or(0.into(), |rate| rate.to_string().into()), None),
         "segment_size" => {
             let eighth = "an eighth of the pool, 64 MiB at most".to_owned();
             (config.segment_bytes.into(), args.segment_size.map_or(Some(eighth), of_pool))

@@ -44,10 +44,12 @@ fn the_file_sets_every_key() {
         ssd_cache_capacity = "64gb"
         ssd_min_free = 0
         ssd_write_policy = "reuse"
+        ssd_write_budget = "1tb/day"
         ssd_segment_size = "1mib"
         memory_tier_size = 0
         memory_tier_delay_ms = "7"
         memory_tier_depth = 4
+        scrub_rate = 0
         segment_size = 2_097_152
         ready_file = "/run/a/ready.json"
         log_format = "json"
@@ -68,6 +70,8 @@ fn the_file_sets_every_key() {
     assert_eq!(args.ssd_write_policy, crate::SsdWritePolicy::Reuse);
     assert_eq!((args.memory_tier_size.0, args.memory_tier_delay_ms), (None, 7));
     assert_eq!(args.memory_tier_depth, 4);
+    assert_eq!(args.ssd_write_budget, Some("1tb/day".parse().unwrap()));
+    assert_eq!(args.scrub_rate, crate::RateOrNone(None));
     assert_eq!(args.segment_size, Some(Amount::Bytes(2 << 20)));
     assert_eq!(args.ready_file.as_deref(), Some(Path::new("/run/a/ready.json")));
     assert_eq!(args.log_format, crate::LogFormat::Json);

@@ -3,7 +3,7 @@
 use super::Server;
 use crate::admin::{AdminRequest, Dropped};
 use crate::snapshot::{
-    LoadStatus, PoolStatus, QueryStatus, SaveStatus, SessionStatus, Snapshot, Status, TierStatus,
+    LoadStatus, PoolStatus, QueryStatus, SaveStatus, ScrubStatus, SessionStatus, Snapshot, Status, TierStatus,
 };
 use crate::tier::Tier;
 use orbitkv_core::{Account, Event, Phase};
@@ -58,13 +58,23 @@ impl Server {
             },
             query: self.query_status(),
             save: SaveStatus { reservations: core.saves(), inflight_bytes: core.filling_bytes() },
-            load: LoadStatus { inflight_bytes: core.ledger().account_bytes(Account::Restoring) },
+            load: LoadStatus {
+                inflight_bytes: core.ledger().account_bytes(Account::Restoring),
+                verifying_workers: self.sessions.verifying(),
+            },
             tier: self.tier.as_ref().map(|tier| {
                 let (write_queue_pending, read_queue_pending) = core.tier_inflight();
                 let (kind, pages) = (tier.name(), core.stored_pages());
                 TierStatus { kind, pages, write_queue_pending, read_queue_pending }
             }),
             ssd: self.tier.as_ref().map_or_else(Vec::new, Tier::status),
+            scrub: ScrubStatus {
+                rate_bytes_per_second: self.scrub_rate.map_or(0, |rate| rate.bytes_in(1_000_000)),
+                pages: core.counters().scrubbed_pages,
+                bytes: core.counters().scrubbed_bytes,
+                bad_pages: core.counters().scrub_bad_pages,
+                passes: core.counters().scrub_passes,
+            },
             sessions: SessionStatus {
                 open: self.sessions.open(),
                 unfinished: core.sessions().saturating_sub(self.sessions.open()),

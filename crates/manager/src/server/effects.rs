@@ -94,6 +94,12 @@ impl Server {
                 let job = place.map(|into| Job::Read { slot, extent, name, crc, ticket, urgent, into });
                 self.submit(job.map(Order::Do));
             }
+            Effect::Scrub { slot, payload_bytes, crc } => {
+                let place = self.place(slot, payload_bytes);
+                if let Some(scrubber) = &mut self.scrubber {
+                    scrubber.add(slot, place, crc);
+                }
+            }
             Effect::Hasten { ticket } => self.submit(Some(Order::Hasten { ticket })),
             Effect::ForgetNamespace { namespace } => self.submit(Some(Order::Forget { namespace })),
             Effect::Erase { extent } => self.submit(Some(Order::Erase { extent })),

@@ -7,9 +7,11 @@ mod evidence;
 mod greeting;
 mod receive;
 mod requests;
+mod scrub;
 mod send;
 mod timers;
 
+use crate::Rate;
 use crate::admin::AdminRequest;
 use crate::claim::Claim;
 use crate::clock::Clock;
@@ -18,6 +20,7 @@ use crate::lease_clock::LeaseClock;
 use crate::poller::{Poller, Ready, Token};
 use crate::pool::Pool;
 use crate::processes::Processes;
+use crate::scrub::{Pace, Scrubber};
 use crate::sessions::Sessions;
 use crate::tally::{CloseReason, Tally};
 use crate::tier::{Tier, TierParts};
@@ -60,6 +63,8 @@ pub enum ServerError {
 /// What the core thread needs from the outside.
 pub(crate) struct Parts {
     pub(crate) config: Config,
+    /// How fast memory is checked, if it is.
+    pub(crate) scrub_rate: Option<Rate>,
     /// There is one if the configuration has a tier.
     pub(crate) tier: TierParts,
     pub(crate) claim: Claim,
@@ -106,6 +111,8 @@ pub(crate) struct Server {
     processes: Processes,
     pool: Pool,
     tier: Option<Tier>,
+    scrub_rate: Option<Rate>,
+    scrubber: Option<Scrubber>,
     /// When to look whether the tier moves; set while somebody waits for it.
     watch_tier_at: Option<Micros>,
     tally: Tally,
@@ -142,6 +149,9 @@ impl Server {
         poller.add(&parts.waker, Token::Wake).map_err(failed("epoll"))?;
         let pool = Pool::start(parts.waker.clone()).map_err(failed("the pool thread"))?;
         let tier = Tier::start(parts.tier, &parts.waker).map_err(failed("the tier thread"))?;
+        let pace = parts.scrub_rate.map(|rate| Pace::new(rate, parts.config.pool_bytes));
+        let scrubber = pace.map(|pace| Scrubber::start(pace, parts.waker.clone())).transpose();
+        let scrubber = scrubber.map_err(failed("the thread that checks memory"))?;
         #[cfg(feature = "test-hooks")]
         let parked = crate::hooks::Parked::new(parts.waker.clone());
         Ok(Self {
@@ -162,6 +172,8 @@ impl Server {
             processes: Processes::default(),
             pool,
             tier,
+            scrub_rate: parts.scrub_rate,
+            scrubber,
             watch_tier_at: None,
             tally: Tally::default(),
             leases: LeaseClock::default(),
@@ -242,6 +254,7 @@ impl Server {
         self.waker.clear();
         self.take_grown();
         self.take_done();
+        self.take_scrubbed();
         self.take_admin();
         #[cfg(feature = "test-hooks")]
         self.send_parked();

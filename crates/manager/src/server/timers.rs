@@ -3,6 +3,7 @@
 use super::Server;
 use crate::connection::Stage;
 use crate::poller::Token;
+use crate::scrub::Scrubber;
 use crate::tally::CloseReason;
 use orbitkv_core::{Event, Micros};
 use std::collections::VecDeque;
@@ -26,6 +27,7 @@ impl Server {
             self.accept_after,
             self.drain_until,
             self.watch_tier_at,
+            self.scrubber.as_ref().and_then(Scrubber::due),
         ];
         due.into_iter().flatten().min().map(|at| self.clock.until(at))
     }
@@ -38,6 +40,7 @@ impl Server {
         if self.watch_tier_at.is_some_and(|at| at <= now) {
             self.watch_tier();
         }
+        self.scrub();
         while let Some(id) = pop_due(&mut self.greetings, now) {
             if self.connections.get(&id).is_some_and(|c| c.stage == Stage::Greeting) {
                 self.close(id, CloseReason::NoHello);

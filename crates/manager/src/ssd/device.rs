@@ -8,6 +8,7 @@ use super::page_disk::PageDisk;
 use super::recovering::Recovering;
 use super::report::Report;
 use super::task::{Flight, Flying, Task, Write};
+use super::write_budget::WriteBudget;
 use crate::service_order::ServiceOrder;
 use crate::tier::{Done, Order, Outlet};
 use orbitkv_core::NamespaceDigest;
@@ -30,6 +31,8 @@ const CLOSING: Duration = Duration::from_secs(10);
 pub(super) struct Device<D: PageDisk> {
     pub(super) number: u8,
     pub(super) log: Log<D>,
+    /// Shared with the other directories.
+    pub(super) budget: WriteBudget,
     pub(super) report: Arc<Report>,
     pub(super) outlet: Outlet,
     pub(super) waiting: ServiceOrder<Task>,
@@ -50,11 +53,18 @@ pub(super) struct Device<D: PageDisk> {
 }
 
 impl<D: PageDisk> Device<D> {
-    pub(super) fn new(number: u8, log: Log<D>, report: Arc<Report>, outlet: Outlet) -> Self {
+    pub(super) fn new(
+        number: u8,
+        log: Log<D>,
+        budget: WriteBudget,
+        report: Arc<Report>,
+        outlet: Outlet,
+    ) -> Self {
         let now = Instant::now();
         Self {
             number,
             log,
+            budget,
             report,
             outlet,
             waiting: ServiceOrder::default(),

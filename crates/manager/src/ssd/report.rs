@@ -1,5 +1,6 @@
 //! What a directory's thread tells about itself: for `/status`, for metrics, and for whoever watches it.
 
+use super::write_budget::BudgetStatus;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,6 +75,10 @@ pub(crate) struct SsdStatus {
     pub(crate) evicted_pages: u64,
     /// Pages that were kept when their segment went.
     pub(crate) relocated_pages: u64,
+    /// Pages that were not written because the budget was used up.
+    pub(crate) write_budget_drops: u64,
+    /// None without a limit.
+    pub(crate) write_budget: Option<BudgetStatus>,
     /// Resets of a namespace that hold for later managers too.
     pub(crate) recorded_resets: u64,
 }

@@ -6,7 +6,7 @@ use super::page_disk::{PageBuffer, PageDisk};
 use super::report::SsdState;
 use super::task::{Flight, Task};
 use crate::tier::Done;
-use orbitkv_store::{AppendError, Direction, DiskError, Expected, Extent, ReadAt, StoredPage};
+use orbitkv_store::{AppendError, Direction, DiskError, Expected, Extent, ReadAt, StoredPage, page_bytes};
 use std::time::Instant;
 
 impl<D: PageDisk> Device<D> {
@@ -73,12 +73,14 @@ impl<D: PageDisk> Device<D> {
         };
         let good = self.is_page(page.extent, &expected, bytes, result, &buffer);
         // Erased meanwhile: written again it would outlive that.
-        if !(good && self.is_writable() && self.moves.is_wanted(page.extent)) {
+        let wanted = good && self.is_writable() && self.moves.is_wanted(page.extent);
+        if !(wanted && self.afford(record.payload_bytes)) {
             return self.give_up(page);
         }
         let placement = match self.log.append_again(page.extent, record) {
             Ok(placement) => placement,
             Err(error) => {
+                self.budget.give_back(page_bytes(record.payload_bytes));
                 if let AppendError::Store(error) = &error {
                     self.store_failed(error);
                 }

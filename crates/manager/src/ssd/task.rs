@@ -12,6 +12,8 @@ pub(super) struct Write {
     pub(super) slot: SlotRef,
     pub(super) shard: StoredShard,
     pub(super) from: Place,
+    /// Its bytes are taken out of the budget.
+    pub(super) paid: bool,
     /// The file system had no room for it once.
     pub(super) again: bool,
 }
@@ -40,7 +42,9 @@ pub(super) enum Task {
 impl From<Job> for Task {
     fn from(job: Job) -> Self {
         match job {
-            Job::Write { slot, shard, from } => Self::Write(Write { slot, shard, from, again: false }),
+            Job::Write { slot, shard, from } => {
+                Self::Write(Write { slot, shard, from, paid: false, again: false })
+            }
             Job::Read { slot, extent, name, crc, ticket, urgent, into } => {
                 Self::Read(Read { slot, extent, name, crc, ticket, urgent, into })
             }

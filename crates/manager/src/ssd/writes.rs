@@ -5,13 +5,14 @@ use super::names::{record, tagged};
 use super::page_disk::{PageBuffer, PageDisk};
 use super::report::SsdState;
 use super::task::{Flight, Task, Write};
+use super::write_budget::Spending;
 use crate::tier::Done;
-use orbitkv_store::{AppendError, Direction, DiskError, Extent, Placement};
+use orbitkv_store::{AppendError, Direction, DiskError, Extent, Placement, page_bytes};
 
 impl<D: PageDisk> Device<D> {
     /// Places a page and writes it, or holds it until there is room, or drops it.
-    pub(super) fn begin_write(&mut self, write: Write) {
-        if !self.is_writable() {
+    pub(super) fn begin_write(&mut self, mut write: Write) {
+        if !self.is_writable() || !self.pay(&mut write) {
             return self.outlet.tell(Done::Written { slot: write.slot, extent: None });
         }
         let page = record(&write.shard);
@@ -28,10 +29,26 @@ impl<D: PageDisk> Device<D> {
                 Err(AppendError::NoRoom) if self.evict() => {}
                 Err(error) => {
                     self.not_placed(&error);
+                    self.budget.give_back(page_bytes(page.payload_bytes));
                     return self.outlet.tell(Done::Written { slot: write.slot, extent: None });
                 }
             }
         }
+    }
+
+    /// Takes the bytes of a page out of the budget, once. False if it has too few.
+    fn pay(&mut self, write: &mut Write) -> bool {
+        write.paid = write.paid || self.afford(write.shard.payload_bytes);
+        write.paid
+    }
+
+    /// As above, for a page that is written again.
+    pub(super) fn afford(&mut self, payload_bytes: u32) -> bool {
+        let granted = self.budget.spend(page_bytes(payload_bytes)) == Spending::Granted;
+        if !granted {
+            self.report.update(|status| status.write_budget_drops += 1);
+        }
+        granted
     }
 
     /// Header and payload in one write out of the slot: nobody reuses it before the answer.

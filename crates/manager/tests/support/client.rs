@@ -72,6 +72,7 @@ pub fn hello(client: u128, instance: u128, epoch: u32) -> Hello {
         namespace: "ab".repeat(32),
         groups: vec![group],
         hash_tokens: 0,
+        verify_restore: None,
         resume: None,
     }
 }

@@ -33,6 +33,7 @@ impl Model {
                 Effect::CloseSession { session } => self.replaced(*session, event)?,
                 Effect::Write { slot, shard } => self.write_begins(*slot, shard.name.shard, shard.crc)?,
                 Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
+                Effect::Scrub { slot, crc, .. } => self.scrub_begins(*slot, *crc)?,
                 Effect::Refused { .. }
                 | Effect::Hasten { .. }
                 | Effect::Erase { .. }

@@ -119,6 +119,8 @@ impl Model {
             | Event::Found(_)
             | Event::FoundAll
             | Event::TierState { .. }
+            | Event::Scrub { .. }
+            | Event::Scrubbed { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
             | Event::Tick => Verdict::MustAccept,
@@ -249,10 +251,12 @@ impl Model {
             Event::Found(found) => self.tier.found(found),
             Event::FoundAll => self.tier.found_all(),
             Event::TierState { reads, .. } => self.tier.set_readable(reads),
+            Event::Scrubbed { slot, good } => self.scrub_ended(slot, good),
             Event::Candidates { .. }
             | Event::Attest { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
+            | Event::Scrub { .. }
             | Event::Tick => {}
         }
     }

@@ -11,6 +11,7 @@ mod events;
 mod fairness;
 mod pages;
 mod recovery;
+mod scrub;
 mod speculation;
 mod tier;
 
@@ -116,6 +117,8 @@ pub(crate) struct Model {
     /// Made by the event that is being observed.
     fresh: Option<Ticket>,
     tier: tier::Tier,
+    /// Slots that the check of memory reads.
+    scrubs: BTreeSet<SlotRef>,
 }
 
 impl Model {
@@ -132,6 +135,7 @@ impl Model {
             arrivals: 0,
             fresh: None,
             tier: tier::Tier::default(),
+            scrubs: BTreeSet::new(),
         }
     }
 

@@ -54,6 +54,12 @@ impl Tier {
         self.writes.iter_mut().filter(of).for_each(|w| w.forgotten = true);
     }
 
+    /// As above, whoever found it.
+    pub(super) fn spoil_any(&mut self, slot: SlotRef) {
+        let of = |w: &&mut Write| w.shards.contains_key(&slot);
+        self.writes.iter_mut().filter(of).for_each(|w| w.forgotten = true);
+    }
+
     /// Whether a write reads that slot, or another shard of its page.
     pub(super) fn writes_from(&self, slot: SlotRef) -> bool {
         self.writes.iter().any(|w| w.shards.contains_key(&slot))

@@ -1,7 +1,7 @@
 //! A directory, its thread, and slots to write from and read into.
 
 use super::faulty::{Fault, FaultyDisk, Plan};
-use crate::ssd::{self, OpenedDirectory, Report};
+use crate::ssd::{self, OpenedDirectory, Report, WriteBudget};
 use crate::tier::{Done, Handle, Job, Order, Place};
 use crate::waker::Waker;
 use orbitkv_core::{
@@ -48,7 +48,7 @@ impl World {
         let config = LogConfig { capacity_bytes: 4 << 20, segment_bytes: 1 << 20, min_free_bytes: 0 };
         let log = Log::open(FaultyDisk::new(FileDisk::new(directory), Arc::clone(&plan)), config).unwrap();
         let opened = OpenedDirectory { log, path: dir.path().to_owned() };
-        let (handle, report) = ssd::start(opened, 3, Waker::new().unwrap()).unwrap();
+        let (handle, report) = ssd::start(opened, 3, WriteBudget::default(), Waker::new().unwrap()).unwrap();
         let memory = Arc::new(Segment::create("slots", 64 * SLOT_BYTES).unwrap());
         let (done, states, written) = (Vec::new(), Vec::new(), Vec::new());
         let mut world = Self { dir, plan, handle, report, memory, done, states, written, found: 0 };
