@@ -26,8 +26,9 @@ class Manager:
     the process by another on the same socket.
 
     The pool is one segment unless `segment_size` says otherwise: while a pool grows, pages may find no slot
-    and stay unsaved, and a test that counts pages must not depend on that. `wrapper` is a command in front of
-    its own, which it replaces at last."""
+    and stay unsaved, and a test that counts pages must not depend on that. Memory is not checked in the
+    background unless `flags` say so: tests flip bytes to see what else finds them. `wrapper` is a command in
+    front of its own, which it replaces at last."""
 
     def __init__(
         self,
@@ -42,6 +43,8 @@ class Manager:
         self.socket = directory / "manager.sock"
         self.log_path = directory / "manager.log"
         self._ready = directory / "ready.json"
+        unscrubbed = () if "--scrub-rate" in flags else ("--scrub-rate", "0")
+        flags = (*unscrubbed, *flags)
         self._flags = ["--pool-size", pool_size, "--segment-size", segment_size or pool_size, *flags]
         self._wrapper = wrapper
         self._process: subprocess.Popen[bytes] | None = None

@@ -4,6 +4,7 @@
 mod demands;
 mod pages;
 mod recovery;
+mod scrub;
 mod sessions;
 mod speculation;
 mod tier;
