@@ -68,16 +68,23 @@ pub struct Counters {
     pub written_pages: u64,
     /// Pages not written: too many at once, or the tier failed.
     pub dropped_writes: u64,
-    /// Shards of pages in memory whose bytes were read again and compared with their checksum.
-    pub scrubbed_pages: u64,
-    /// Their payload.
-    pub scrubbed_bytes: u64,
-    /// Pages in memory that were found changed, and forgotten.
-    pub scrub_bad_pages: u64,
-    /// Walks over all of memory that have ended.
-    pub scrub_passes: u64,
+    /// The check of pages in memory.
+    pub scrub: ScrubCounters,
     /// Requests that broke a rule.
     pub refusals: u64,
+}
+
+/// What the check of pages in memory has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubCounters {
+    /// Read again and compared with their checksum, each shard as one.
+    pub pages: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Pages that were found changed, and forgotten.
+    pub bad_pages: u64,
+    /// Walks over all of memory that have ended.
+    pub passes: u64,
 }
 
 impl Counters {

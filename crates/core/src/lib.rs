@@ -37,7 +37,7 @@ mod wanted;
 
 pub use crate::core::{BUDGET_WAIT_BUCKETS, Core};
 pub use config::{Config, ConfigError, WritePolicy};
-pub use counters::Counters;
+pub use counters::{Counters, ScrubCounters};
 pub use effect::{Effect, Grant, MissReason, OperationOutcome, PageGrant, PagePart, RecoveredRange};
 pub use event::{Demand, Event, Evidence, Mode, Recovery, SaveRequest};
 pub use histogram::Histogram;

@@ -204,11 +204,7 @@ impl From<&Counters> for CounterStatus {
             ahead_restored_bytes,
             ahead_unused_bytes,
             refusals,
-            // In `ScrubStatus`.
-            scrubbed_pages: _,
-            scrubbed_bytes: _,
-            scrub_bad_pages: _,
-            scrub_passes: _,
+            scrub: _, // In `ScrubStatus`.
         } = *c;
         Self {
             queries,

@@ -1,4 +1,5 @@
 //! Pages in memory that change behind everybody's back, and the check that finds them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests stop the test")]
 
 mod support;
 

@@ -49,7 +49,7 @@ impl Core {
         let (mut looks, mut slots, mut left_bytes) = (0, 0, bytes);
         while looks < LOOKS && slots < SLOTS {
             let Some((at, skipped)) = self.next_slot() else {
-                self.counters.scrub_passes += u64::from(std::mem::take(&mut self.scrub.found));
+                self.counters.scrub.passes += u64::from(std::mem::take(&mut self.scrub.found));
                 self.scrub.next = (0, 0);
                 break;
             };
@@ -107,8 +107,8 @@ impl Core {
         let id = self.end_scrub(at)?;
         let page = self.index.pages.get(id)?;
         let (state, bytes) = (page.state, u64::from(page.payload_bytes));
-        self.counters.scrubbed_pages += 1;
-        self.counters.scrubbed_bytes += bytes;
+        self.counters.scrub.pages += 1;
+        self.counters.scrub.bytes += bytes;
         let sealed = state == PageState::Sealed;
         match (good, sealed) {
             (_, false) => self.mark(Mark::ForgottenWhileScrubbed),
@@ -116,7 +116,7 @@ impl Core {
             (false, true) if self.planted(Plant::TrustScrub) => {}
             (false, true) => {
                 self.mark(Mark::ScrubFoundBad);
-                self.counters.scrub_bad_pages += 1;
+                self.counters.scrub.bad_pages += 1;
                 self.condemn(id);
             }
         }

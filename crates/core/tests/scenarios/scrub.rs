@@ -39,9 +39,8 @@ fn rounds_go_over_all_pages_and_begin_again() {
     }
     assert_eq!(seen[..2], seen[2..], "the same pages again");
     assert!(seen[0].iter().all(|slot| !seen[1].contains(slot)));
-    let counters = world.core.counters();
-    assert_eq!((counters.scrubbed_pages, counters.scrubbed_bytes), (10, 10 * PAYLOAD_BYTES));
-    assert_eq!((counters.scrub_passes, counters.scrub_bad_pages), (2, 0));
+    let counted = ScrubCounters { pages: 10, bytes: 10 * PAYLOAD_BYTES, bad_pages: 0, passes: 2 };
+    assert_eq!(world.core.counters().scrub, counted);
 }
 
 #[test]
@@ -73,6 +72,7 @@ fn what_is_read_is_not_evicted_before_the_answer() {
     let grants = world.reserve(&chain(100..102), None, 0);
     assert_ne!(slot_of(&grants[0]).index, slots[0].index);
     assert_eq!(grants[1], Grant::Refused);
+    assert_eq!(world.core.sealed_pages(), 1, "it is still there");
     end_round(&mut world, &slots, true);
     let grants = world.reserve(&chain(102..103), None, 0);
     assert_eq!(slot_of(&grants[0]).index, slots[0].index);
@@ -98,7 +98,7 @@ fn a_page_that_has_changed_is_a_miss_and_frees_its_slot() {
     end_round(&mut world, &slots[2..], true);
     // Slots are given out in order, so it is the second page of the chain.
     assert_eq!((ready(&world.query(&chain(0..3)).1).len(), world.core.sealed_pages()), (1, 2));
-    assert_eq!(world.core.counters().scrub_bad_pages, 1);
+    assert_eq!(world.core.counters().scrub.bad_pages, 1);
     assert_eq!(world.core.slot(slots[1]), None);
 }
 
@@ -125,7 +125,7 @@ fn a_page_that_is_forgotten_meanwhile_frees_its_slot_with_the_answer() {
         assert_eq!(world.query(&chain(0..1)).1, [OperationOutcome::Miss(MissReason::Absent)]);
         assert_eq!(world.core.used_bytes(), SLOT_BYTES);
         end_round(&mut world, &slots, good);
-        assert_eq!((world.core.used_bytes(), world.core.counters().scrub_bad_pages), (0, 0));
+        assert_eq!((world.core.used_bytes(), world.core.counters().scrub.bad_pages), (0, 0));
         end_round(&mut world, &slots, good);
     }
 }

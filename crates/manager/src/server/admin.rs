@@ -6,7 +6,7 @@ use crate::snapshot::{
     LoadStatus, PoolStatus, QueryStatus, SaveStatus, ScrubStatus, SessionStatus, Snapshot, Status, TierStatus,
 };
 use crate::tier::Tier;
-use orbitkv_core::{Account, Event, Phase};
+use orbitkv_core::{Account, Event, Phase, ScrubCounters};
 
 impl Server {
     pub(super) fn take_admin(&mut self) {
@@ -68,13 +68,7 @@ impl Server {
                 TierStatus { kind, pages, write_queue_pending, read_queue_pending }
             }),
             ssd: self.tier.as_ref().map_or_else(Vec::new, Tier::status),
-            scrub: ScrubStatus {
-                rate_bytes_per_second: self.scrub_rate.map_or(0, |rate| rate.bytes_in(1_000_000)),
-                pages: core.counters().scrubbed_pages,
-                bytes: core.counters().scrubbed_bytes,
-                bad_pages: core.counters().scrub_bad_pages,
-                passes: core.counters().scrub_passes,
-            },
+            scrub: self.scrub_status(),
             sessions: SessionStatus {
                 open: self.sessions.open(),
                 unfinished: core.sessions().saturating_sub(self.sessions.open()),
@@ -88,6 +82,12 @@ impl Server {
             counters: *core.counters(),
             budget_wait: core.budget_wait().clone(),
         }
+    }
+
+    fn scrub_status(&self) -> ScrubStatus {
+        let ScrubCounters { pages, bytes, bad_pages, passes } = self.core.counters().scrub;
+        let rate_bytes_per_second = self.scrub_rate.map_or(0, |rate| rate.bytes_in(1_000_000));
+        ScrubStatus { rate_bytes_per_second, pages, bytes, bad_pages, passes }
     }
 
     fn query_status(&self) -> QueryStatus {

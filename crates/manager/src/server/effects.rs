@@ -94,12 +94,7 @@ impl Server {
                 let job = place.map(|into| Job::Read { slot, extent, name, crc, ticket, urgent, into });
                 self.submit(job.map(Order::Do));
             }
-            Effect::Scrub { slot, payload_bytes, crc } => {
-                let place = self.place(slot, payload_bytes);
-                if let Some(scrubber) = &mut self.scrubber {
-                    scrubber.add(slot, place, crc);
-                }
-            }
+            Effect::Scrub { slot, payload_bytes, crc } => self.scrub_slot(slot, payload_bytes, crc),
             Effect::Hasten { ticket } => self.submit(Some(Order::Hasten { ticket })),
             Effect::ForgetNamespace { namespace } => self.submit(Some(Order::Forget { namespace })),
             Effect::Erase { extent } => self.submit(Some(Order::Erase { extent })),
@@ -145,7 +140,7 @@ impl Server {
     }
 
     /// Where the payload of a slot is.
-    fn place(&mut self, slot: SlotRef, payload_bytes: u32) -> Option<Place> {
+    pub(super) fn place(&mut self, slot: SlotRef, payload_bytes: u32) -> Option<Place> {
         let shared = self.pool.get_mut(slot.segment.0)?;
         let start = u64::from(slot.index) * shared.slot_bytes + HEADER_BYTES;
         let (offset, bytes) = (usize::try_from(start).ok()?, payload_bytes as usize);

@@ -1,6 +1,7 @@
 //! The check of memory, between the core and its thread.
 
 use super::Server;
+use crate::scrub::Scrubber;
 use orbitkv_core::{Event, SlotRef, SlotView};
 
 /// So many changed pages are logged one by one.
@@ -11,20 +12,28 @@ impl Server {
     pub(super) fn scrub(&mut self) {
         let now = self.clock.now();
         let due = self.scrubber.as_ref().filter(|scrubber| scrubber.due().is_some_and(|at| at <= now));
-        let Some(bytes) = due.map(crate::scrub::Scrubber::round_bytes) else { return };
+        let Some(bytes) = due.map(Scrubber::round_bytes) else { return };
         self.feed(Event::Scrub { bytes });
         if self.scrubber.as_mut().is_some_and(|scrubber| !scrubber.begin(now)) {
             tracing::error!("the thread that checks memory has ended: nothing is checked any more");
         }
     }
 
+    /// Has a slot read with the round that begins.
+    pub(super) fn scrub_slot(&mut self, slot: SlotRef, payload_bytes: u32, crc: u64) {
+        let place = self.place(slot, payload_bytes);
+        if let Some(scrubber) = &mut self.scrubber {
+            scrubber.add(slot, place, crc);
+        }
+    }
+
     /// Tells the core what has been read.
     pub(super) fn take_scrubbed(&mut self) {
-        while let Some((slot, good)) = self.scrubber.as_mut().and_then(|scrubber| scrubber.next_done()) {
+        while let Some((slot, good)) = self.scrubber.as_mut().and_then(Scrubber::next_done) {
             let seen = self.core.slot(slot).filter(|_| !good);
-            let before = self.core.counters().scrub_bad_pages;
+            let before = self.core.counters().scrub.bad_pages;
             self.feed(Event::Scrubbed { slot, good });
-            let bad = self.core.counters().scrub_bad_pages;
+            let bad = self.core.counters().scrub.bad_pages;
             if let Some(seen) = seen.filter(|_| bad > before) {
                 self.say_changed(slot, &seen, bad);
             }
