@@ -9,7 +9,8 @@ use orbitkv_wire::{Kind, QueryMode, QueryRule, ToClient, ToManager, WireMiss};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-const PREPARE: QueryRule = QueryRule { mode: QueryMode::Prepare, strict: false, wait_full_prefix: false };
+const PREPARE: QueryRule =
+    QueryRule { mode: QueryMode::Prepare, strict: false, wait_full_prefix: false, memory_only: false };
 
 fn hashes(count: u32) -> Vec<[u8; 32]> {
     (0..count).map(hash).collect()
@@ -328,7 +329,25 @@ fn a_demand_says_what_answer_it_takes() {
     let rule = QueryRule { wait_full_prefix: true, ..QueryRule::default() };
     assert_eq!(demand(&peer.next()), (rule, 20, 2));
     assert_eq!(patient.wait(Duration::from_millis(200)), QueryState::Pending, "its deadline ends nothing");
-    drop((strict, patient));
+    let rule = QueryRule { memory_only: true, ..QueryRule::default() };
+    let modest = client.demand(0, &hashes(3), Demand { memory_only: true, ..Demand::default() }).unwrap();
+    assert_eq!(demand(&peer.next()), (rule, 0, 3));
+    drop((strict, patient, modest));
+}
+
+#[test]
+fn what_the_tier_had_to_do_is_summed_up() {
+    let manager = Manager::new();
+    let (client, mut peer) = manager.scheduler(3);
+    let query = client.query(0, &hashes(3), 0).unwrap();
+    let asked = peer.next();
+    peer.send(asked.operation(), &ToClient::TierReads { pages: 2, left_pages: 1, micros: 700 });
+    peer.send(asked.operation(), &ToClient::TierReads { pages: 0, left_pages: 3, micros: 50 });
+    peer.send(asked.operation(), &ToClient::TierReads { pages: 0, left_pages: 4, micros: 0 });
+    peer.send(asked.operation(), &ToClient::Miss(WireMiss::Absent));
+    assert_eq!(query.wait(LONG), QueryState::Miss);
+    let names = ["tier_reads", "tier_read_pages", "tier_read_us", "tier_left", "tier_left_pages"];
+    assert_eq!(names.map(|name| stat(&client.stats(), name)), [2, 2, 750, 1, 4]);
 }
 
 #[test]

@@ -120,6 +120,21 @@ pub enum Effect {
         /// The state.
         outcome: OperationOutcome,
     },
+    /// Tell the owner what the slower tier had to do with its query. The final state follows at once.
+    TierReads {
+        /// Owner.
+        session: SessionId,
+        /// Its operation.
+        operation: OperationId,
+        /// Its version.
+        revision: Revision,
+        /// Pages of the answer that were read for it.
+        pages: u32,
+        /// Pages behind the answer that are stored: it did not want them read, or not for so long.
+        left_pages: u32,
+        /// How long it read, from its admission on.
+        micros: u64,
+    },
     /// Answer a question for candidates.
     Candidates {
         /// Who asked.

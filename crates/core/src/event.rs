@@ -33,13 +33,23 @@ pub struct Demand<'a> {
     pub strict: bool,
     /// Its producer is still writing: neither batches nor deadlines cut it short, only the operation lifetime.
     pub wait_full_prefix: bool,
+    /// Nothing is read for it: the answer is what is in memory, and how much more is stored.
+    pub memory_only: bool,
 }
 
 impl<'a> Demand<'a> {
     /// A dense foreground demand without a deadline.
     #[must_use]
     pub fn prefix(group: GroupId, hashes: &'a [BlockHash]) -> Self {
-        Self { group, hashes, deadline_ms: None, mode: Mode::Demand, strict: false, wait_full_prefix: false }
+        Self {
+            group,
+            hashes,
+            deadline_ms: None,
+            mode: Mode::Demand,
+            strict: false,
+            wait_full_prefix: false,
+            memory_only: false,
+        }
     }
 }
 

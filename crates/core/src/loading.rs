@@ -1,7 +1,7 @@
 //! A demand whose pages are being made resident.
 
-use crate::Ticket;
 use crate::index::PageId;
+use crate::{Micros, Ticket};
 use smallvec::SmallVec;
 
 /// A page of a plan.
@@ -37,6 +37,8 @@ pub(crate) struct Loading {
     pub(crate) refused: bool,
     /// Batches that were begun.
     pub(crate) batches: u32,
+    /// When it was admitted.
+    pub(crate) since: Micros,
 }
 
 /// A page that is being read from the slower tier.

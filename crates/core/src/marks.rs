@@ -213,6 +213,8 @@ marks! {
     StrictMiss,
     /// A demand that waits for its full prefix outlived its deadline.
     WaitedForFullPrefix,
+    /// A query left pages alone that would have had to be read.
+    LeftStored,
 }
 
 /// A set of marks.

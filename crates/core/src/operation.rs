@@ -25,6 +25,8 @@ pub(crate) struct Operation {
     pub(crate) strict: bool,
     /// Batches and deadlines do not cut it short.
     pub(crate) wait_full_prefix: bool,
+    /// Nothing is read for it.
+    pub(crate) memory_only: bool,
     /// The pages it asks for.
     pub(crate) wanted: Wanted,
     /// Pages that a read brought for it.
@@ -90,13 +92,14 @@ pub(crate) struct Ask {
     pub(crate) mode: Mode,
     pub(crate) strict: bool,
     pub(crate) wait_full_prefix: bool,
+    pub(crate) memory_only: bool,
 }
 
 impl From<&Demand<'_>> for Ask {
     fn from(demand: &Demand<'_>) -> Self {
-        let Demand { group, hashes, deadline_ms, mode, strict, wait_full_prefix } = *demand;
+        let Demand { group, hashes, deadline_ms, mode, strict, wait_full_prefix, memory_only } = *demand;
         let (asked, digest) = ((group, hashes.len()), demand_digest(demand));
-        Self { asked, digest, deadline_ms, mode, strict, wait_full_prefix }
+        Self { asked, digest, deadline_ms, mode, strict, wait_full_prefix, memory_only }
     }
 }
 
@@ -118,6 +121,7 @@ pub(crate) fn digest(group: GroupId, lead: u64, hashes: &[BlockHash]) -> u64 {
 /// Digest of a demand. Deadline and mode may differ: they are not part of what is asked, and a claim asks
 /// for what was prepared.
 fn demand_digest(demand: &Demand<'_>) -> u64 {
-    let rule = 2 + u64::from(demand.strict) + 2 * u64::from(demand.wait_full_prefix);
+    let (patient, memory_only) = (u64::from(demand.wait_full_prefix), u64::from(demand.memory_only));
+    let rule = 2 + u64::from(demand.strict) + 2 * patient + 4 * memory_only;
     digest(demand.group, rule, demand.hashes)
 }

@@ -160,7 +160,7 @@ fn query(world: &mut World, bytes: &mut Bytes<'_>) {
 /// Bits of a query that say what for.
 const MODE: u8 = 0x18;
 
-/// Bits of the last byte: 0 to 2 the group, 3 and 4 the mode, 5 all or nothing, 6 a deadline (as many
+/// Bits of the last byte: 0 to 2 the group, 3 and 4 the mode (both: a demand of what is in memory), 5 all or nothing, 6 a deadline (as many
 /// milliseconds as the byte says), 7 the full prefix is waited for.
 fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
     let (_, hashes) = chain(pages);
@@ -174,6 +174,7 @@ fn ask(world: &mut World, ticket: Ticket, pages: u8, choice: u8) {
         mode,
         strict: choice & 32 != 0,
         wait_full_prefix: choice & 128 != 0,
+        memory_only: choice & MODE == MODE,
         ..Demand::prefix(group(choice), &hashes)
     };
     let Ticket { session, operation, revision } = ticket;

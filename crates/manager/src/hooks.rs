@@ -1,14 +1,23 @@
 //! The hold point `query_reply`: while a test holds it, answers to queries wait here in order. With the
 //! switch `query_reply_first` set to N at most N of them wait, and later ones overtake those. At the points
-//! `ssd_read` and `ssd_write` the thread of a cache directory stands still, as at a disk that has hung up.
+//! `ssd_read` and `ssd_write` the thread of a cache directory stands still, as at a disk that has hung up. The
+//! switch `memory_tier_delay_ms` stands for the flag of that name from then on.
 
 use crate::waker::Waker;
 use orbitkv_core::{OperationId, OperationOutcome, Revision, SessionId};
 use orbitkv_store::Direction;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 const POINT: &str = "query_reply";
 const FIRST: &str = "query_reply_first";
+
+const TIER_DELAY: &str = "memory_tier_delay_ms";
+
+/// How long each job of the memory tier takes, where a test says so.
+pub(crate) fn tier_delay() -> Option<Duration> {
+    orbitkv_holds::switch(TIER_DELAY).and_then(|ms| ms.parse().ok()).map(Duration::from_millis)
+}
 
 pub(crate) type Answer = (SessionId, OperationId, Revision, OperationOutcome);
 

@@ -60,7 +60,11 @@ impl SchedulerClient {
         self.guard.look(|| Ok(self.client.status()))
     }
 
-    #[pyo3(signature = (hashes, *, group = 0, deadline_ms = 0, strict = false, wait_full_prefix = false))]
+    #[pyo3(signature = (
+        hashes, *, group = 0, deadline_ms = 0, strict = false, wait_full_prefix = false, memory_only = false
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of the Python call")]
+    #[allow(clippy::fn_params_excessive_bools, reason = "keywords of the Python call")]
     fn query(
         &self,
         py: Python<'_>,
@@ -69,10 +73,11 @@ impl SchedulerClient {
         deadline_ms: i64,
         strict: bool,
         wait_full_prefix: bool,
+        memory_only: bool,
     ) -> PyResult<Query> {
         let (group, deadline_ms) = (int("group", group)?, int("deadline_ms", deadline_ms)?);
         let hashes = self::hashes("hashes", hashes)?;
-        let demand = Demand { deadline_ms, strict, wait_full_prefix };
+        let demand = Demand { deadline_ms, strict, wait_full_prefix, memory_only };
         let query = self.guard.run(py, || self.client.demand(group, &hashes, demand))?;
         Ok(Query { query, guard: self.guard.clone() })
     }

@@ -52,6 +52,10 @@ impl World {
                 let message = ToClient::Candidates(&boundaries);
                 self.send_to(session, (operation.0, revision.0), &message)
             }
+            Effect::TierReads { session, operation, revision, pages, left_pages, micros } => {
+                let message = ToClient::TierReads { pages, left_pages, micros };
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
             Effect::Refused { session, operation, refusal } => {
                 let about = operation.map_or((0, 0), |(o, r)| (o.0, r.0));
                 self.send_to(session, about, &ToClient::Refused { text: &refusal.to_string() })

@@ -179,6 +179,7 @@ impl World {
                     mode: translate::mode(rule.mode),
                     strict: rule.strict,
                     wait_full_prefix: rule.wait_full_prefix,
+                    memory_only: rule.memory_only,
                     ..Demand::prefix(GroupId(group), &hashes)
                 };
                 self.feed(Event::Query { session, operation, revision, demand })

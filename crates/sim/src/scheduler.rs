@@ -192,6 +192,7 @@ impl World {
             | ToClient::Segment { .. }
             | ToClient::SegmentGone { .. }
             | ToClient::Candidates(_)
+            | ToClient::TierReads { .. }
             | ToClient::ResetDone => {}
             other => return fail(Checker::Protocol, format!("a scheduler got {other:?}")),
         }

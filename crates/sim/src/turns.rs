@@ -103,8 +103,8 @@ impl World {
             true => QueryMode::WarmUp,
             false => QueryMode::Demand,
         };
-        let wait_full_prefix = self.rng.chance(5);
-        QueryRule { mode, strict: self.rng.chance(self.plan.strict), wait_full_prefix }
+        let (wait_full_prefix, memory_only) = (self.rng.chance(5), self.rng.chance(5));
+        QueryRule { mode, strict: self.rng.chance(self.plan.strict), wait_full_prefix, memory_only }
     }
 
     /// The request that pages were prepared for has come.

@@ -128,6 +128,8 @@ kinds! {
     Recovered = 138,
     /// Where a recovery could end.
     CandidatesFound = 139,
+    /// What the slower tier had to do with a query; its answer comes next.
+    TierReads = 140,
 }
 
 impl Header {

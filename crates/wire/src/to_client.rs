@@ -128,6 +128,16 @@ pub enum ToClient<'a> {
     Candidates(&'a [U32]),
     /// It has none.
     Miss(WireMiss),
+    /// What the slower tier had to do with a query whose final answer comes next.
+    TierReads {
+        /// Pages of that answer that were read for it, and not in memory before.
+        pages: u32,
+        /// Pages behind them that are stored, and not in the answer: the query did not want them read, or
+        /// not for so long.
+        left_pages: u32,
+        /// From the admission of the query to its answer; zero if nothing was to be read.
+        micros: u64,
+    },
     /// Answer to a reserve.
     Granted(GrantedBody<'a>),
     /// A rule was broken.
@@ -180,6 +190,14 @@ struct OperationHead {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
+struct TierReadsBody {
+    pages: U32,
+    left_pages: U32,
+    micros: U64,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 struct GrantedHead {
     pages: U32,
     shards: U16,
@@ -209,6 +227,7 @@ impl<'a> ToClient<'a> {
             | Self::Miss(_) => Kind::Operation,
             Self::Recovered(_) => Kind::Recovered,
             Self::Candidates(_) => Kind::CandidatesFound,
+            Self::TierReads { .. } => Kind::TierReads,
             Self::Granted(_) => Kind::Granted,
             Self::Refused { .. } => Kind::Refused,
             Self::InstanceState { .. } => Kind::InstanceState,
@@ -239,6 +258,14 @@ impl<'a> ToClient<'a> {
             }
             Self::Recovered(body) => body.encode(out),
             Self::Candidates(boundaries) => out.extend_from_slice(boundaries.as_bytes()),
+            Self::TierReads { pages, left_pages, micros } => {
+                let body = TierReadsBody {
+                    pages: U32::new(pages),
+                    left_pages: U32::new(left_pages),
+                    micros: U64::new(micros),
+                };
+                out.extend_from_slice(body.as_bytes());
+            }
             Self::Granted(body) => {
                 let pages = U32::new(u32::try_from(body.statuses.len()).unwrap_or(u32::MAX));
                 let head = GrantedHead { pages, shards: U16::new(body.shards), zero: U16::ZERO };
@@ -278,6 +305,14 @@ impl<'a> ToClient<'a> {
             Kind::Operation => decode_operation(name, payload)?,
             Kind::Recovered => Self::Recovered(RecoveredBody::decode(name, payload)?),
             Kind::CandidatesFound => Self::Candidates(decode_boundaries(name, payload)?),
+            Kind::TierReads => match front::<TierReadsBody>(name, payload)? {
+                (body, []) => Self::TierReads {
+                    pages: body.pages.get(),
+                    left_pages: body.left_pages.get(),
+                    micros: body.micros.get(),
+                },
+                _ => return Err(shape()),
+            },
             Kind::Granted => decode_granted(name, payload)?,
             Kind::InstanceState => match payload {
                 [0] => Self::InstanceState { active: false },

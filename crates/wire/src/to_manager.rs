@@ -28,10 +28,13 @@ pub struct QueryRule {
     pub strict: bool,
     /// Neither batches nor deadlines cut it short.
     pub wait_full_prefix: bool,
+    /// Nothing is read for it: the answer is what is in memory.
+    pub memory_only: bool,
 }
 
 const STRICT: u8 = 1;
 const WAIT_FULL_PREFIX: u8 = 2;
+const MEMORY_ONLY: u8 = 4;
 
 impl QueryMode {
     pub(crate) fn decode(name: &'static str, mode: u8) -> Result<Self, WireError> {
@@ -46,16 +49,19 @@ impl QueryMode {
 
 impl QueryRule {
     fn flags(self) -> u8 {
-        u8::from(self.strict) * STRICT + u8::from(self.wait_full_prefix) * WAIT_FULL_PREFIX
+        u8::from(self.strict) * STRICT
+            + u8::from(self.wait_full_prefix) * WAIT_FULL_PREFIX
+            + u8::from(self.memory_only) * MEMORY_ONLY
     }
 
     fn decode(name: &'static str, mode: u8, flags: u8) -> Result<Self, WireError> {
         let mode = QueryMode::decode(name, mode)?;
-        if flags & !(STRICT | WAIT_FULL_PREFIX) != 0 {
+        if flags & !(STRICT | WAIT_FULL_PREFIX | MEMORY_ONLY) != 0 {
             return Err(WireError::Value { kind: name, what: "flags", got: u64::from(flags) });
         }
-        let (strict, wait_full_prefix) = (flags & STRICT != 0, flags & WAIT_FULL_PREFIX != 0);
-        Ok(Self { mode, strict, wait_full_prefix })
+        let set = |flag| flags & flag != 0;
+        let (strict, wait_full_prefix, memory_only) = (set(STRICT), set(WAIT_FULL_PREFIX), set(MEMORY_ONLY));
+        Ok(Self { mode, strict, wait_full_prefix, memory_only })
     }
 }
 

@@ -34,6 +34,11 @@ counters! {
     warm_ups_skipped,
     warmed_pages,
     candidate_queries,
+    tier_reads,
+    tier_read_pages,
+    tier_read_us,
+    tier_left,
+    tier_left_pages,
 }
 
 /// One more.

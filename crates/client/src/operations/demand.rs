@@ -20,12 +20,14 @@ pub struct Demand {
     pub strict: bool,
     /// Neither batches nor the deadline cut it short: its pages are still being saved.
     pub wait_full_prefix: bool,
+    /// Nothing is read for it from a slower tier: what is in memory is the answer.
+    pub memory_only: bool,
 }
 
 impl Demand {
     pub(super) fn rule(self) -> QueryRule {
-        let Self { strict, wait_full_prefix, .. } = self;
-        QueryRule { mode: QueryMode::Demand, strict, wait_full_prefix }
+        let Self { strict, wait_full_prefix, memory_only, .. } = self;
+        QueryRule { mode: QueryMode::Demand, strict, wait_full_prefix, memory_only }
     }
 
     /// How long the client waits for the manager.
@@ -64,7 +66,8 @@ mod tests {
 
     #[test]
     fn the_client_gives_up_later_than_the_manager() {
-        let demand = |deadline_ms, wait_full_prefix| Demand { deadline_ms, strict: false, wait_full_prefix };
+        let demand =
+            |deadline_ms, wait_full_prefix| Demand { deadline_ms, wait_full_prefix, ..Demand::default() };
         assert!(demand(200, false).wait() > Duration::from_millis(200));
         assert_eq!(demand(0, false).wait(), LIFETIME);
         assert_eq!(demand(200, true).wait(), LIFETIME, "no deadline ends it");

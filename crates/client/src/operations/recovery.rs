@@ -137,7 +137,7 @@ impl Operations {
     /// Asks for a boundary.
     pub(crate) fn recover(&self, recovery: &RecoveryDemand, deadline_ms: u32) -> Arc<super::QueryCell> {
         let items = recovery.items();
-        let demand = Demand { deadline_ms, strict: true, wait_full_prefix: false };
+        let demand = Demand { deadline_ms, strict: true, ..Demand::default() };
         self.ask(|table| self.open_query(table, Wants::Recovery(recovery, &items), demand))
     }
 
@@ -177,5 +177,5 @@ impl Operations {
 /// What a query is for that is read ahead.
 pub(super) fn ahead(mode: QueryMode, wants: &Wants<'_>) -> QueryRule {
     // A recovery is strict whatever the rule says.
-    QueryRule { mode, strict: matches!(wants, Wants::Recovery(..)), wait_full_prefix: false }
+    QueryRule { mode, strict: matches!(wants, Wants::Recovery(..)), ..QueryRule::default() }
 }

@@ -76,7 +76,7 @@ impl Operations {
     /// has ended, an ordinary query for the same hashes. `None` if it was claimed before.
     pub(crate) fn claim(&self, cell: &PreparationCell, deadline_ms: u32) -> Option<Arc<QueryCell>> {
         let strict = matches!(cell.wants, Kept::Recovery(..));
-        let demand = Demand { deadline_ms, strict, wait_full_prefix: false };
+        let demand = Demand { deadline_ms, strict, ..Demand::default() };
         cell.spend().then(|| {
             self.ask(|table| {
                 if table.preparations.take(cell) {

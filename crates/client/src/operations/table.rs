@@ -6,7 +6,7 @@ use super::preparation::Preparations;
 use super::recovery::{CandidatesCell, Wants};
 use super::{Lease, MissReason, QueryCell, QueryState, ReservationCell, ResetCell};
 use crate::link::{Link, SendError, Session, Urgency};
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::ticket::{PagePart, Section};
 use orbitkv_wire::{Hash, Header, ToClient, ToManager};
 use std::collections::{BTreeSet, HashMap};
@@ -283,6 +283,7 @@ impl Operations {
             }
             ToClient::Prepared { pages } => self.prepared(operation, pages),
             ToClient::Warmed { pages } => self.warmed(operation, pages),
+            ToClient::TierReads { pages, left_pages, micros } => self.read_for(pages, left_pages, micros),
             ToClient::Miss(reason) => self.missed(operation, reason.into()),
             ToClient::Granted(ref body) => self.granted(operation, body)?,
             ToClient::Refused { text } => self.refused(operation, text),
@@ -312,6 +313,21 @@ impl Operations {
         if cell.ready(Lease { sections, parts: parts.iter().map(PagePart::from).collect() }) {
             count(&self.counters.hits);
             self.counters.hits_pages.fetch_add(u64::from(pages), Ordering::Relaxed);
+        }
+    }
+
+    /// What the slower tier had to do with a query that is answered next. Only sums are kept: of a tier, its
+    /// pace is of interest, whoever asked.
+    fn read_for(&self, pages: u32, left_pages: u32, micros: u64) {
+        let add = |counter: &AtomicU64, value| counter.fetch_add(value, Ordering::Relaxed);
+        let counters = &self.counters;
+        if micros > 0 {
+            count(&counters.tier_reads);
+            add(&counters.tier_read_pages, u64::from(pages));
+            add(&counters.tier_read_us, micros);
+        } else if left_pages > 0 {
+            count(&counters.tier_left);
+            add(&counters.tier_left_pages, u64::from(left_pages));
         }
     }
 

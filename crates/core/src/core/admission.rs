@@ -1,6 +1,7 @@
 //! Budget first: no page is leased before its bytes are reserved.
 
 use super::Core;
+use super::plan::TierReads;
 use crate::index::PageId;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
@@ -25,6 +26,8 @@ pub(super) struct Hits {
     pub(super) resident: Vec<PageId>,
     /// Pages in all, with those that must be read.
     pub(super) len: usize,
+    /// Pages behind them that would have to be read, which it does not want.
+    left: usize,
 }
 
 impl Core {
@@ -37,6 +40,7 @@ impl Core {
         let hits = self.survey(op);
         let bytes = op.wanted.bytes(hits.len);
         if hits.len == 0 || self.falls_short(ticket, hits.len) {
+            self.push_left(ticket, hits.left, effects);
             self.drop_operation(ticket);
             return self.push_miss(ticket, asked, MissReason::Absent, effects);
         }
@@ -72,7 +76,17 @@ impl Core {
                 resident.len() + rest.take_while(|key| self.obtainable(key)).count()
             }
         };
-        Hits { resident, len }
+        // Nothing is read for it, nor waited for.
+        let left = if op.memory_only { len - resident.len() } else { 0 };
+        Hits { resident, len: len - left, left }
+    }
+
+    /// Tells a query that takes only what is in memory how much more there is.
+    fn push_left(&mut self, ticket: Ticket, left_pages: usize, effects: &mut Vec<Effect>) {
+        if left_pages > 0 {
+            self.mark(Mark::LeftStored);
+        }
+        self.push_tier_reads(ticket, TierReads { left_pages, ..TierReads::default() }, effects);
     }
 
     /// Whether a page is in memory, or could be read.
@@ -175,6 +189,7 @@ impl Core {
             let hits = self.survey(op);
             let bytes = op.wanted.bytes(hits.len);
             if hits.len == 0 || self.falls_short(ticket, hits.len) {
+                self.push_left(ticket, hits.left, effects);
                 self.leave_queue(ticket);
                 self.drop_operation(ticket);
                 self.push_miss(ticket, asked, MissReason::Absent, effects);
@@ -229,6 +244,7 @@ impl Core {
         for page in hits.resident.iter().rev() {
             self.take_lease(*page);
         }
+        self.push_left(ticket, hits.left, effects);
         self.hand_over(ticket, hits.resident, 0, effects);
     }
 

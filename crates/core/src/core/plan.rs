@@ -6,7 +6,20 @@ use crate::index::{PageId, PageState};
 use crate::ledger::Side;
 use crate::loading::{Loading, Planned};
 use crate::slots::Class;
-use crate::{Effect, Mark, MissReason, OperationOutcome, PageKey, Phase, Plant, ShardId, Ticket, Trigger};
+use crate::{
+    Effect, GroupId, Mark, MissReason, OperationOutcome, PageKey, Phase, Plant, ShardId, Ticket, Trigger,
+};
+
+/// What the slower tier had to do with an answer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TierReads {
+    /// Its pages that were read for it.
+    pub(super) pages: usize,
+    /// Pages behind it that could have been had.
+    pub(super) left_pages: usize,
+    /// How long it read.
+    pub(super) micros: u64,
+}
 
 /// What became of the next page of a plan.
 enum Step {
@@ -36,7 +49,7 @@ impl Core {
             }
         }
         if let Some(op) = self.operations.get_mut(&ticket) {
-            op.loading = Some(Box::new(Loading { plan, ..Loading::default() }));
+            op.loading = Some(Box::new(Loading { plan, since: self.now, ..Loading::default() }));
         }
         self.advance(ticket, effects);
     }
@@ -274,6 +287,7 @@ impl Core {
         let Some(loading) = self.operations.get(&ticket).and_then(|op| op.loading.as_ref()) else {
             return;
         };
+        let planned = loading.plan.len();
         let mut handed = loading.plan.iter().take_while(|planned| self.loaded(**planned)).count();
         if self.operations.get(&ticket).is_some_and(|op| op.strict && handed < op.wanted.len()) {
             self.mark(Mark::StrictMiss);
@@ -284,9 +298,18 @@ impl Core {
         let Some(op) = self.operations.get_mut(&ticket) else {
             return;
         };
-        let plan = op.loading.take().map_or_else(Vec::new, |loading| loading.plan);
+        let loading = op.loading.take().unwrap_or_default();
+        let (plan, since) = (loading.plan, loading.since);
         let asked = op.asked();
         let ahead = op.phase.speculative();
+        let read =
+            plan.iter().filter(|planned| matches!(planned, Planned::Leased { read: true, .. })).count();
+        let micros = self.now.0.saturating_sub(since.0);
+        self.push_tier_reads(
+            ticket,
+            TierReads { pages: read, left_pages: planned - handed, micros },
+            effects,
+        );
         if handed == 0 {
             self.end_preparing(ticket);
             return match ahead {
@@ -294,13 +317,23 @@ impl Core {
                 false => self.push_miss(ticket, asked, reason, effects),
             };
         }
-        let read =
-            plan.iter().filter(|planned| matches!(planned, Planned::Leased { read: true, .. })).count();
         let pages = plan.into_iter().filter_map(Planned::page).collect();
         match ahead {
             true => self.hold_prepared(ticket, pages, read, effects),
             false => self.hand_over(ticket, pages, read, effects),
         }
+    }
+
+    /// Tells what was read for a query, before its final answer. Self-tests are of no interest.
+    pub(super) fn push_tier_reads(&self, ticket: Ticket, reads: TierReads, effects: &mut Vec<Effect>) {
+        let TierReads { pages, left_pages, micros } = reads;
+        let probes = self.operations.get(&ticket).is_none_or(|op| op.wanted.group() == GroupId::PROBE);
+        if probes || (pages == 0 && left_pages == 0) {
+            return;
+        }
+        let Ticket { session, operation, revision } = ticket;
+        let [pages, left_pages] = [pages, left_pages].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
+        effects.push(Effect::TierReads { session, operation, revision, pages, left_pages, micros });
     }
 
     /// Whether a page of a plan may be handed out.

@@ -159,6 +159,7 @@ impl Core {
             pages: Vec::new(),
             strict: ask.strict,
             wait_full_prefix: ask.wait_full_prefix,
+            memory_only: ask.memory_only,
             read: 0,
             loading: None,
             reading: Account::Preparing,

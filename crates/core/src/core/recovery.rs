@@ -25,7 +25,15 @@ impl Core {
         let Recovery { deadline_ms, mode, .. } = *recovery;
         let asked = (wanted.group(), wanted.len());
         let (strict, wait_full_prefix) = (!self.planted(Plant::RecoverPartly), false);
-        let ask = Ask { asked, digest: wanted_digest(&wanted), deadline_ms, mode, strict, wait_full_prefix };
+        let ask = Ask {
+            asked,
+            digest: wanted_digest(&wanted),
+            deadline_ms,
+            mode,
+            strict,
+            wait_full_prefix,
+            memory_only: false,
+        };
         self.ask(ticket, &ask, || wanted, effects)
     }
 

@@ -49,6 +49,74 @@ fn a_deadline_before_the_first_page_is_a_miss() {
     assert_eq!(world.core.ledger().reserved_bytes(), 0);
 }
 
+/// Pages, stored pages left behind them, and milliseconds, as told before an answer.
+fn told(effects: &[Effect]) -> Vec<(u32, u32, u64)> {
+    let reads = |effect: &Effect| match effect {
+        Effect::TierReads { pages, left_pages, micros, .. } => Some((*pages, *left_pages, *micros / 1000)),
+        _ => None,
+    };
+    effects.iter().filter_map(reads).collect()
+}
+
+#[test]
+fn an_answer_tells_what_was_read_for_it_and_for_how_long() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..3);
+    let (first, slots) = ask(&mut world, &chain(0..1), None);
+    world.later(3);
+    assert_eq!(told(&end(&mut world, slots[0])), [(1, 0, 3)]);
+    world.release(first);
+    // One page is in memory by now, and the deadline comes before the last one.
+    let (_, slots) = ask(&mut world, &chain(0..3), Some(10));
+    end(&mut world, slots[0]);
+    let effects = world.later(10);
+    assert_eq!(told(&effects), [(1, 1, 10)]);
+    assert!(matches!(effects[..], [Effect::TierReads { .. }, Effect::Operation { .. }]), "first of all");
+    end(&mut world, slots[1]);
+    // What comes from memory alone says nothing.
+    let (operation, revision) = world.next();
+    let pages = chain(0..3);
+    let demand = Demand::prefix(GROUP, &pages);
+    assert_eq!(told(&world.step(Event::Query { session: SCHEDULER, operation, revision, demand })), []);
+}
+
+#[test]
+fn nothing_at_the_deadline_tells_that_too() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..2);
+    ask(&mut world, &chain(0..2), Some(10));
+    assert_eq!(told(&world.later(10)), [(0, 2, 10)]);
+}
+
+#[test]
+fn a_query_of_memory_alone_reads_nothing_and_learns_what_is_stored() {
+    let mut world = tiered(4, |_| {});
+    store(&mut world, 0..3);
+    let memory_only = |world: &mut World| {
+        let (operation, revision) = world.next();
+        let pages = chain(0..4);
+        let demand = Demand { memory_only: true, ..Demand::prefix(GROUP, &pages) };
+        let effects = world.step(Event::Query { session: SCHEDULER, operation, revision, demand });
+        assert_eq!(reads(&effects), []);
+        (Ticket { session: SCHEDULER, operation, revision }, told(&effects), outcomes(effects))
+    };
+    let (_, left, outcome) = memory_only(&mut world);
+    assert_eq!(
+        (left, outcome),
+        (vec![(0, 3, 0)], vec![OperationOutcome::Miss(MissReason::Absent)]),
+        "the fourth was never saved"
+    );
+    // A page that is being read for another is not waited for.
+    let (reader, slots) = ask(&mut world, &chain(0..2), None);
+    assert_eq!(memory_only(&mut world).1, [(0, 3, 0)]);
+    slots.into_iter().for_each(|slot| drop(end(&mut world, slot)));
+    let (ticket, left, outcome) = memory_only(&mut world);
+    assert_eq!((left, ready(&outcome).len()), (vec![(0, 1, 0)], 2));
+    world.release(reader);
+    world.release(ticket);
+    assert_eq!(world.core.ledger().reserved_bytes(), 0);
+}
+
 #[test]
 fn batches_follow_each_other_up_to_their_limit() {
     let mut world = tiered(8, |config| {

@@ -54,6 +54,7 @@ const WARM_UP: u8 = 0x10;
 const STRICT: u8 = 0x20;
 const DEADLINE: u8 = 0x40;
 const FULL_PREFIX: u8 = 0x80;
+const MEMORY_ONLY: u8 = 0x18;
 
 /// Pages of a chain from `first` on, reserved and committed.
 fn save(first: u8, count: u8) -> Vec<u8> {
@@ -195,6 +196,14 @@ fn reads() -> Files {
         ),
         ("read_without_memory", story(SMALL, &[SOLO, &store(1), &save(4, 4), &one])),
         ("batches", story(BATCHED, &[SOLO, &store(3), &three, READ, READ])),
+        (
+            "memory_only",
+            story(
+                ROOMY,
+                &[SOLO, &store(2), &one, READ, RELEASE, &ask(0, 2, MEMORY_ONLY), RESTORE, COPY_DONE],
+            ),
+        ),
+        ("nothing_in_memory", story(ROOMY, &[SOLO, &store(2), &ask(0, 2, MEMORY_ONLY), &two, READ])),
         ("memory_and_tier", story(ROOMY, &[SOLO, &store(2), &one, READ, &two, READ, RESTORE])),
     ]
 }

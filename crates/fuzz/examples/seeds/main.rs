@@ -107,8 +107,9 @@ fn to_manager() -> Result<Files> {
     let items = [CommitItem { slot: slot(0), hash: [7; 32], crc: 5.into() }];
     let parent = Some([6; 32]);
     let kept = [KeepItem { operation: 9.into(), revision: 1.into(), zero: 0.into() }; MAX_KEPT + 1];
-    let prepare = QueryRule { mode: QueryMode::Prepare, strict: true, wait_full_prefix: false };
-    let warm_up = QueryRule { mode: QueryMode::WarmUp, strict: false, wait_full_prefix: true };
+    let prepare = QueryRule { mode: QueryMode::Prepare, strict: true, ..QueryRule::default() };
+    let warm_up = QueryRule { mode: QueryMode::WarmUp, wait_full_prefix: true, ..QueryRule::default() };
+    let memory_only = QueryRule { memory_only: true, ..QueryRule::default() };
     let messages = [
         ("hello", ToManager::Hello(&json)),
         ("attest", ToManager::Attest { passed: true }),
@@ -117,6 +118,10 @@ fn to_manager() -> Result<Files> {
             ToManager::Query { group: 0, deadline_ms: 500, rule: QueryRule::default(), hashes: &hashes },
         ),
         ("query_prepares", ToManager::Query { group: 0, deadline_ms: 0, rule: prepare, hashes: &hashes }),
+        (
+            "query_memory_only",
+            ToManager::Query { group: 0, deadline_ms: 9, rule: memory_only, hashes: &hashes },
+        ),
         ("query_warms_up", ToManager::Query { group: 0, deadline_ms: 0, rule: warm_up, hashes: &hashes }),
         ("keep", ToManager::Keep(&kept[..2])),
         ("keep_most", ToManager::Keep(&kept[..MAX_KEPT])),
@@ -191,6 +196,7 @@ fn to_client() -> Files {
         ("warmed", ToClient::Warmed { pages: u32::MAX }),
         ("ready", ToClient::Ready { pages: 2, shards: 2, parts: &parts }),
         ("miss", ToClient::Miss(WireMiss::Budget)),
+        ("tier_reads", ToClient::TierReads { pages: 3, left_pages: 1, micros: 1 << 40 }),
         ("granted", ToClient::Granted(granted)),
         ("refused", ToClient::Refused { text: "no" }),
         ("instance_state", ToClient::InstanceState { active: true }),
@@ -230,6 +236,7 @@ fn to_client() -> Files {
     files.push(("recovered_2_32_pages", ranges(1, &[0, 0, 1, 0, 0, 0, 0, 0, 255, 255, 255, 255])));
     files.push(("recovered_no_shards", ranges(1, &[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0])));
     files.push(("candidates_torn", payload(Kind::CandidatesFound as u16, &[1; 7])));
+    files.push(("tier_reads_torn", payload(Kind::TierReads as u16, &[1; 15])));
     files.push(("rejected_not_utf8", payload(Kind::Rejected as u16, b"no\xff\xfe")));
     files.push(("segment_torn", payload(Kind::Segment as u16, &[1; 23])));
     files.push(("kind_65535", payload(u16::MAX, &[1; 8])));

@@ -59,6 +59,10 @@ impl Server {
                 let boundaries: Vec<_> = boundaries.into_iter().map(Into::into).collect();
                 self.send_to(session, ids(operation, revision), &ToClient::Candidates(&boundaries));
             }
+            Effect::TierReads { session, operation, revision, pages, left_pages, micros } => {
+                let message = ToClient::TierReads { pages, left_pages, micros };
+                self.send_to(session, ids(operation, revision), &message);
+            }
             Effect::Refused { session, operation, refusal } => {
                 let text = refusal.to_string();
                 tracing::debug!(session = session.0, ?operation, "refused: {text}");
@@ -74,11 +78,7 @@ impl Server {
             Effect::Fence { session, scheduler } => {
                 self.send_to(session, Ids::default(), &ToClient::Fence { scheduler: scheduler.0 });
             }
-            Effect::CloseSession { session } => {
-                if let Some(connection) = self.sessions.get(session.0).and_then(|s| s.connection) {
-                    self.doomed.push_back((connection, CloseReason::Replaced));
-                }
-            }
+            Effect::CloseSession { session } => self.doom(session),
             Effect::GrowSegment { segment, slot_bytes, bytes, .. } => {
                 if !self.pool.grow(segment.0, slot_bytes, bytes) {
                     self.failed_growths.push(segment.0);
@@ -104,6 +104,13 @@ impl Server {
                     self.send_to(SessionId(session), Ids::default(), &message);
                 }
             }
+        }
+    }
+
+    /// A newer epoch of its client has come.
+    fn doom(&mut self, session: SessionId) {
+        if let Some(connection) = self.sessions.get(session.0).and_then(|s| s.connection) {
+            self.doomed.push_back((connection, CloseReason::Replaced));
         }
     }
 

@@ -93,6 +93,7 @@ impl Server {
                     mode: convert::mode(rule.mode),
                     strict: rule.strict,
                     wait_full_prefix: rule.wait_full_prefix,
+                    memory_only: rule.memory_only,
                     ..Demand::prefix(GroupId(group), copy(hashes, &mut copied))
                 };
                 self.feed(Event::Query { session, operation, revision, demand });

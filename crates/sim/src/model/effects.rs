@@ -34,6 +34,14 @@ impl Model {
                 Effect::Write { slot, shard } => self.write_begins(*slot, shard.name.shard, shard.crc)?,
                 Effect::Read { slot, extent, crc, .. } => self.read_begins(*slot, *extent, *crc)?,
                 Effect::Scrub { slot, crc, .. } => self.scrub_begins(*slot, *crc)?,
+                Effect::TierReads { session, operation, revision, pages, left_pages, .. } => {
+                    let ticket = Ticket { session: *session, operation: *operation, revision: *revision };
+                    let asked = self.operations.get(&ticket).map_or(0, |op| op.wanted.len());
+                    let told = u64::from(*pages) + u64::from(*left_pages);
+                    ensure(told > 0 && told <= asked as u64, Checker::Model, || {
+                        format!("{ticket:?} asked for {asked} pages and was told of {told}")
+                    })?;
+                }
                 Effect::Refused { .. }
                 | Effect::Hasten { .. }
                 | Effect::Erase { .. }
@@ -151,9 +159,14 @@ impl Model {
         Ok(())
     }
 
-    /// Pages of the wanted prefix that are committed and still in memory, or in the slower tier.
+    /// Pages of the wanted prefix that are committed and still in memory, or, for those who take them, in the
+    /// slower tier.
     pub(super) fn expected(&self, ticket: Ticket, core: &Core) -> usize {
-        self.prefix(ticket, |key| self.is_here(key, core))
+        let memory_only = self.operations.get(&ticket).is_some_and(|op| op.rule.2);
+        self.prefix(ticket, |key| match memory_only {
+            true => self.resident(key, core),
+            false => self.is_here(key, core),
+        })
     }
 
     /// Whether a page is committed and still in memory, or in the slower tier.

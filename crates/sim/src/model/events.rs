@@ -14,7 +14,7 @@ struct Ask {
     shapes: Vec<(u16, u64)>,
     recovery: Option<Vec<(GroupId, u32)>>,
     /// All or nothing, and never cut short.
-    rule: (bool, bool),
+    rule: (bool, bool, bool),
     mode: Mode,
     deadline_ms: Option<u32>,
 }
@@ -144,7 +144,7 @@ impl Model {
             wanted: demand.hashes.iter().map(|hash| (group, *hash)).collect(),
             shapes: vec![(shards, slot_bytes * u64::from(shards)); demand.hashes.len()],
             recovery: None,
-            rule: (demand.strict, demand.wait_full_prefix),
+            rule: (demand.strict, demand.wait_full_prefix, demand.memory_only),
             mode: demand.mode,
             deadline_ms: demand.deadline_ms,
         }
@@ -160,7 +160,7 @@ impl Model {
             shapes: wanted.iter().map(shape).collect(),
             wanted,
             recovery: Some(firsts),
-            rule: (true, false),
+            rule: (true, false, false),
             mode: recovery.mode,
             deadline_ms: recovery.deadline_ms,
         })

@@ -37,8 +37,8 @@ struct Session {
 pub(crate) struct Operation {
     instance: InstanceId,
     pub(crate) phase: Phase,
-    /// What was asked for, beside the pages.
-    rule: (bool, bool),
+    /// What was asked for, beside the pages: all or nothing, patience, and only what is in memory.
+    rule: (bool, bool, bool),
     /// Where its reads are booked.
     reading: Account,
     /// It was prepared, and nobody has claimed it.

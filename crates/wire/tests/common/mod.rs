@@ -34,7 +34,7 @@ pub(crate) struct Fields {
 }
 
 pub(crate) const TO_MANAGER: usize = 18;
-pub(crate) const TO_CLIENT: usize = 16;
+pub(crate) const TO_CLIENT: usize = 17;
 
 fn slot() -> impl Strategy<Value = Slot> {
     any::<[u32; 3]>().prop_map(|[segment, index, generation]| Slot {
@@ -126,7 +126,8 @@ pub(crate) fn fields() -> impl Strategy<Value = Fields> {
 impl Fields {
     fn rule(&self) -> QueryRule {
         let mode = [QueryMode::Demand, QueryMode::Prepare, QueryMode::WarmUp][self.small as usize % 3];
-        QueryRule { mode, strict: self.flag, wait_full_prefix: self.large.is_multiple_of(2) }
+        let (wait_full_prefix, memory_only) = (self.large.is_multiple_of(2), self.large.is_multiple_of(3));
+        QueryRule { mode, strict: self.flag, wait_full_prefix, memory_only }
     }
 
     pub(crate) fn to_manager(&self, which: usize) -> ToManager<'_> {
@@ -179,6 +180,7 @@ impl Fields {
                 parts: &self.parts[..self.recovered.len() * 2],
             }),
             15 => ToClient::Candidates(&self.boundaries),
+            16 => ToClient::TierReads { pages: self.small, left_pages: !self.small, micros: self.large },
             3 => ToClient::Ready {
                 pages: u32::try_from(pages).unwrap(),
                 shards: self.shards,

@@ -8,7 +8,7 @@ use crate::tier::{Done, Job, Order, Outlet};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A job under way and when it ends; the earliest comes first in a heap.
 struct Serving {
@@ -103,9 +103,19 @@ impl Device {
         while self.settings.depth == 0 || self.serving.len() < self.settings.depth as usize {
             let Some(job) = self.waiting.pop() else { return };
             self.begun += 1;
-            let due = Instant::now() + self.settings.delay;
+            let due = Instant::now() + self.delay();
             self.serving.push(Serving { due, number: self.begun, job });
         }
+    }
+
+    #[cfg(feature = "test-hooks")]
+    fn delay(&self) -> Duration {
+        crate::hooks::tier_delay().unwrap_or(self.settings.delay)
+    }
+
+    #[cfg(not(feature = "test-hooks"))]
+    fn delay(&self) -> Duration {
+        self.settings.delay
     }
 
     /// Carries the first one out.
