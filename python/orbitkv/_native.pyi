@@ -108,13 +108,16 @@ class SchedulerClient:
         deadline_ms: int = 0,
         strict: bool = False,
         wait_full_prefix: bool = False,
+        memory_only: bool = False,
     ) -> Query:
         """Asks for the longest sealed prefix of `hashes`. Never blocks; when not connected or over a
         limit the query is a MISS at once. `deadline_ms` 0 means the operation lifetime. At the deadline
         the pages that are in memory by then are the answer; shortly after it the client itself turns a
         query without any answer into a MISS. With `strict` the answer is all pages of `hashes` or a MISS.
         With `wait_full_prefix` neither the deadline nor read limits cut the answer short: for pages that
-        are still being saved. Raises OrbitKVError for a group that is not registered."""
+        are still being saved. With `memory_only` nothing is read from a slower tier: the answer is the prefix
+        that is in memory, and `stats` counts what more was stored (`tier_left`, `tier_left_pages`). Raises
+        OrbitKVError for a group that is not registered."""
     def prepare_prefix(self, hashes: bytes, *, group: int = 0) -> Preparation:
         """Reads the longest stored prefix of `hashes` ahead, for one request that is expected to ask for
         exactly these hashes. Never blocks. A MISS at once when not connected ("disconnected"), without
@@ -151,7 +154,10 @@ class SchedulerClient:
         """Counters of this client: queries, hits, hits_pages, misses, deadline_misses, reserved_pages,
         granted_pages, refusals, reconnects; preparations (begun or tried), preparations_claimed (while
         alive), preparations_expired (nobody polled), preparations_skipped (a limit, a budget, absent);
-        warm_ups (sent), warm_ups_skipped, warmed_pages (brought into memory by them)."""
+        warm_ups (sent), warm_ups_skipped, warmed_pages (brought into memory by them); tier_reads (queries and
+        preparations for which pages were to be read), tier_read_pages (of their answers), tier_read_us (from
+        admission to answer, summed over them); tier_left (`memory_only` queries that left stored pages
+        alone), tier_left_pages."""
     def close(self) -> None: ...
 
 class Query:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,24 @@ class OrbitKVError(Exception):
     pass
 
 
+def _leading(hashes: list[bytes], among: Container[bytes]) -> int:
+    return next((at for at, page in enumerate(hashes) if page not in among), len(hashes))
+
+
 @dataclass
 class Manager:
     """The manager's state and the test's controls. `hold_*` keeps an answer or a copy from completing."""
 
     pages: dict[bytes, bytes] = field(default_factory=dict)
+    # Pages in a tier that is slower by so much a page; what is read moves to `pages`.
+    tier: dict[bytes, bytes] = field(default_factory=dict)
+    read_us: int = 100
+    copy_us: int = 1000
+    tier_counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("tier_reads", "tier_read_pages", "tier_read_us", "tier_left", "tier_left_pages"), 0
+        )
+    )
     filling: set[bytes] = field(default_factory=set)
     leases: int = 0
     operations: int = 0
@@ -55,6 +69,28 @@ class Manager:
         """Fails a call the test wants to fail, as a defect would (not as the client's own error)."""
         if call in self.raise_in:
             raise RuntimeError(f"planted in {call}")
+
+    def to_tier(self) -> None:
+        """Everything leaves memory for the slower tier."""
+        self.tier |= self.pages
+        self.pages.clear()
+
+    def prefix(self, hashes: list[bytes], *, memory_only: bool = False) -> int:
+        """Pages of the prefix that an answer has, after what reads it takes."""
+        count = _leading(hashes, self.pages)
+        more = _leading(hashes[count:], {*self.pages, *self.tier})
+        if more == 0:
+            return count
+        if memory_only:
+            self.tier_counts["tier_left"] += 1
+            self.tier_counts["tier_left_pages"] += more
+            return count
+        read = [page for page in hashes[count : count + more] if page not in self.pages]
+        self.tier_counts["tier_reads"] += 1
+        self.tier_counts["tier_read_pages"] += len(read)
+        self.tier_counts["tier_read_us"] += self.read_us * len(read)
+        self.pages |= {page: self.tier[page] for page in read}
+        return count + more
 
     def next_ids(self) -> tuple[int, int, int]:
         """Session, operation and revision of a new operation."""
@@ -121,8 +157,9 @@ def scatter_block(layout: Layout, block: int, payload: bytes) -> None:
 
 
 class Query:
-    def __init__(self, hashes: list[bytes]) -> None:
+    def __init__(self, hashes: list[bytes], *, memory_only: bool = False) -> None:
         self.hashes = hashes
+        self.memory_only = memory_only
         self.waits = 0
         self.released = False
         self.restored = False
@@ -133,8 +170,7 @@ class Query:
 
     def poll(self) -> int:
         if self._state == PENDING and not MANAGER.hold_queries and not self.released:
-            while self.pages < len(self.hashes) and self.hashes[self.pages] in MANAGER.pages:
-                self.pages += 1
+            self.pages = MANAGER.prefix(self.hashes, memory_only=self.memory_only)
             self._state = READY if self.pages else MISS
             MANAGER.leases += self._state == READY
         return self._state
@@ -178,8 +214,7 @@ class Preparation:
         assert not self.over, "polled after its end"
         self.polls += 1
         if self.state == PENDING and not MANAGER.hold_preparations:
-            while self.pages < len(self.hashes) and self.hashes[self.pages] in MANAGER.pages:
-                self.pages += 1
+            self.pages = MANAGER.prefix(self.hashes)
             self.state = PREPARED if self.pages else MISS
             self.miss_reason = "" if self.pages else "absent"
             MANAGER.leases += self.state == PREPARED
@@ -261,6 +296,7 @@ class Reset:
     def wait(self, timeout_us: int) -> bool:
         if MANAGER.reset_answers:
             MANAGER.pages.clear()
+            MANAGER.tier.clear()
         return MANAGER.reset_answers
 
 
@@ -286,9 +322,10 @@ class SchedulerClient:
         deadline_ms: int = 0,
         strict: bool = False,
         wait_full_prefix: bool = False,
+        memory_only: bool = False,
     ) -> Query:
         MANAGER.check("query")
-        query = Query(split(hashes))
+        query = Query(split(hashes), memory_only=memory_only)
         query.deadline_ms = deadline_ms
         MANAGER.queries.append(query)
         return query
@@ -318,7 +355,7 @@ class SchedulerClient:
         return Reset()
 
     def stats(self) -> dict[str, int]:
-        return {"reconnects": MANAGER.reconnects}
+        return {"reconnects": MANAGER.reconnects, **MANAGER.tier_counts}
 
     def close(self) -> None:
         MANAGER.closed.append("scheduler")
@@ -423,7 +460,7 @@ class WorkerClient:
             "aborted_pages": 0,
             "restored_pages": restored,
             "restored_bytes": restored * self.layout.page_bytes,
-            "restore_us": 1000 * len(ended),
+            "restore_us": MANAGER.copy_us * len(ended),
             "failed_pages": failed,
             "bad_pages": 0,
             "reconnects": MANAGER.reconnects,

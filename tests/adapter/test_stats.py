@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from orbitkv.vllm import OrbitKVConnector
-from orbitkv.vllm.stats import COUNTERS, Increments
+from orbitkv.vllm.stats import COUNTERS, GAUGES, Increments
 
 TOKENS = 19  # four full blocks and some
 PAGES = 4
@@ -43,7 +43,7 @@ def test_a_save_and_a_restore_are_counted_once(engine: Any, mini: Any) -> None:
     assert counted(engine, "lookups", "lookup_misses") == [2, 1]
     assert engine.counts["load_seconds"] == pytest.approx(1e-3)
     assert engine.counts["save_seconds"] == pytest.approx(PAGES * 1e-5)
-    assert set(engine.counts) <= set(COUNTERS)
+    assert set(engine.counts) <= {*COUNTERS, *GAUGES}
     # Steps that count nothing hand nothing over.
     assert engine.step().kv_connector_stats is None
     assert engine.connector.get_kv_connector_stats() is None
@@ -145,6 +145,10 @@ def test_stats_travel_aggregate_and_reduce() -> None:
     summed.reset()
     assert summed.is_empty()
     assert OrbitKVConnector.build_kv_connector_stats().is_empty()
+    # Of speeds the newest stands.
+    first = OrbitKVConnector.build_kv_connector_stats({"copy_bytes_per_second": 5.0, "lookups": 1})
+    second = OrbitKVConnector.build_kv_connector_stats({"copy_bytes_per_second": 3.0, "lookups": 1})
+    assert first.aggregate(second).reduce() == {"orbitkv_lookups": 2, "orbitkv_copy_bytes_per_second": 3.0}
     # The front end's other readers keep what they were given.
     data = {"load_pages": 1}
     OrbitKVConnector.build_kv_connector_stats(data).aggregate(second)
@@ -196,6 +200,10 @@ def test_prometheus_counters_per_engine() -> None:
     metrics.observe({"load_pages": 1}, engine_idx=1)
     assert (sample("load_pages", "1"), sample("load_seconds", "1")) == (3.0, 0.5)
     assert sample("load_pages", "0") == 0.0
+    for speed in (5.0, 3.0):
+        metrics.observe({"copy_bytes_per_second": speed}, engine_idx=1)
+    labels = {"model_name": "tiny", "engine": "1"}
+    assert registry.get_sample_value("vllm:orbitkv_copy_bytes_per_second", labels) == 3.0
 
 
 def bind(kind: type, registry: CollectorRegistry) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from orbitkv.vllm.settings import Settings
     from orbitkv.vllm.trace import NoTrace
+    from orbitkv.vllm.worth import Worth
 
 # Also the manager's limit of preparations for one client.
 WINDOW = 4
@@ -112,8 +113,9 @@ class _Waiting:
 class Lookahead:
     """Requests without blocks by arrival, and what is being read for the first of them."""
 
-    def __init__(self, client: Any, mode: Mode, block_tokens: int, trace: NoTrace) -> None:
+    def __init__(self, client: Any, mode: Mode, block_tokens: int, worth: Worth, trace: NoTrace) -> None:
         self._client = client
+        self._worth = worth
         self._trace = trace
         self._mode = mode
         self._block_tokens = block_tokens
@@ -150,6 +152,8 @@ class Lookahead:
         usable = usable_blocks(request, self._block_tokens)
         start = self._resident(request, usable)
         if start >= usable:
+            return
+        if not self._worth.may_read_ahead():
             return
         extent = Extent.of(request, start, usable)
         hashes = extent.hashes(request)

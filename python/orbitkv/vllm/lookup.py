@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orbitkv.vllm.requests import RequestRecord
     from orbitkv.vllm.settings import Settings
     from orbitkv.vllm.trace import NoTrace
+    from orbitkv.vllm.worth import Worth
 
 
 # How much longer than the deadline an answer is waited for. At the deadline the manager answers with what is
@@ -36,6 +37,8 @@ class Lookup:
         self._trace = trace
         self._state = load_native().PENDING
         self._is_handed_out = False
+        # Its pages were found worth a restore, which is asked once.
+        self.is_worth = False
 
     @property
     def closed(self) -> bool:
@@ -92,10 +95,13 @@ class Lookups:
     """Asks for requests. Each admission of a request costs one query, however often the engine repeats
     itself."""
 
-    def __init__(self, client: Any, settings: Settings, lookahead: Lookahead, trace: NoTrace) -> None:
+    def __init__(
+        self, client: Any, settings: Settings, lookahead: Lookahead, worth: Worth, trace: NoTrace
+    ) -> None:
         self._client = client
         self._settings = settings
         self._lookahead = lookahead
+        self._worth = worth
         self._trace = trace
         # Zero says not to wait at all.
         self._grace_s = ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0
@@ -121,7 +127,7 @@ class Lookups:
         if state == self._native.PENDING and time.monotonic() < record.lookup_deadline + self._grace_s:
             return None
         if state == self._native.READY:
-            hits = min(lookup.end, usable) - start
+            hits = self._worthwhile(lookup, min(lookup.end, usable) - start)
         else:
             hits = 0
             self.counters["lookup_misses"] += 1
@@ -132,10 +138,15 @@ class Lookups:
             lookup.close()
         return max(hits, 0)
 
+    def _worthwhile(self, lookup: Lookup, hits: int) -> int:
+        if hits > 0 and not lookup.is_worth:
+            lookup.is_worth = self._worth.may_copy(hits)
+        return hits if lookup.is_worth else 0
+
     def _ask(self, record: RequestRecord, start: int, usable: int) -> Lookup:
         now = time.monotonic()
         if record.lookup_deadline is None:
-            record.lookup_deadline = now + self._settings.lookup_deadline_ms / 1000
+            record.lookup_deadline = now + self._worth.deadline_ms(usable - start) / 1000
         remaining_ms = max(1, int((record.lookup_deadline - now) * 1000))
         self.counters["lookups"] += 1
         extent = Extent.of(record.request, start, usable)
@@ -146,13 +157,18 @@ class Lookups:
         return Lookup(query, start, trace)
 
     def _query(self, request: Request, extent: Extent, deadline_ms: int) -> tuple[Any, bool]:
-        """Claims what was prepared for the request, or asks anew; whether it did."""
+        """Claims what was prepared for the request, or asks anew; whether it did. A live claim reads on: what
+        it waits for has been under way for some time."""
         preparation = self._lookahead.take(request.request_id)
-        if preparation is not None and preparation.holds(extent):
-            is_live = preparation.is_live
+        fits = preparation is not None and preparation.holds(extent)
+        is_live = fits and preparation.is_live
+        memory_only = not is_live and not self._worth.may_read()
+        if fits and not memory_only:
             self.counters["preparations_claimed"] += is_live
             return preparation.claim(deadline_ms), not is_live
-        query = self._client.query(extent.hashes(request), group=0, deadline_ms=deadline_ms)
+        query = self._client.query(
+            extent.hashes(request), group=0, deadline_ms=deadline_ms, memory_only=memory_only
+        )
         if preparation is not None:
             # Only now: the pages that both want are not let go in between.
             preparation.cancel()

@@ -54,8 +54,12 @@ class WorkerReport(KVConnectorWorkerMetadata):
     step: int
     # Save id to the number of ranks on which that save reads its source blocks no more.
     ended_saves: dict[int, int] = field(default_factory=dict)
+    # Restores that a forward pass had to wait for: how it sees them.
     loaded_bytes: int = 0
     load_seconds: float = 0.0
+    # All restores that have ended, each by itself, summed up.
+    copied_bytes: int = 0
+    copy_seconds: float = 0.0
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
         """Merges two ranks: a step has ended when it has ended everywhere."""
@@ -68,4 +72,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
             ended_saves=ended,
             loaded_bytes=self.loaded_bytes + other.loaded_bytes,
             load_seconds=self.load_seconds + other.load_seconds,
+            copied_bytes=self.copied_bytes + other.copied_bytes,
+            copy_seconds=self.copy_seconds + other.copy_seconds,
         )

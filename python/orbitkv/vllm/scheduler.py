@@ -22,6 +22,7 @@ from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables
 from orbitkv.vllm.trace import open_trace
 from orbitkv.vllm.transfer import TransferEstimate
+from orbitkv.vllm.worth import Worth
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -53,8 +54,11 @@ class SchedulerSide:
         self._client = load_native().SchedulerClient(registration)
         mode = choose_mode(settings, world_size=world_size)
         self._trace = open_trace(settings, page_bytes=page_bytes * world_size, side="scheduler")
-        self._lookahead = Lookahead(self._client, mode, block_tokens, self._trace)
-        self._lookups = Lookups(self._client, settings, self._lookahead, self._trace)
+        self._worth = Worth(
+            self._client, settings, block_tokens=block_tokens, page_bytes=page_bytes, world_size=world_size
+        )
+        self._lookahead = Lookahead(self._client, mode, block_tokens, self._worth, self._trace)
+        self._lookups = Lookups(self._client, settings, self._lookahead, self._worth, self._trace)
         self._estimate = TransferEstimate(settings, page_bytes)
         self._pool: BlockPool | None = None
         needs_gate = settings.admission_gate and engine_needs_gate()
@@ -187,6 +191,9 @@ class SchedulerSide:
         if output.num_scheduled_tokens:
             self._idle_since = None
         loads, self.loads = self.loads, []
+        self._worth.say_change()
+        has_sync_loads = any(not load.is_async for load in loads)
+        self._worth.step_begun(self.step, output.num_scheduled_tokens, has_sync_loads=has_sync_loads)
         abort_saves, self._abort_saves = self._abort_saves, False
         return StepMetadata(self.step, loads, orders, fences, abort_saves)
 
@@ -238,6 +245,7 @@ class SchedulerSide:
         for save_id, ranks in report.ended_saves.items():
             self.saves.save_ended(save_id, ranks)
         self._estimate.observe(report.loaded_bytes, report.load_seconds)
+        self._worth.step_ended(report.step, report.copied_bytes, report.copy_seconds)
 
     def _restore_failed(self, invalid: set[int], step: int) -> None:
         """Blocks of these ids were not restored. What `step`, and any step begun since, computed from them is
@@ -254,18 +262,22 @@ class SchedulerSide:
                 if owner is not None:
                     owner.considered = min(owner.considered, page.position)
 
-    def take_counts(self) -> dict[str, int]:
-        """What this side has counted since the last call, by the names of `stats.COUNTERS`."""
-        return self._increments.take(
+    def take_counts(self) -> dict[str, int | float]:
+        """What this side has counted since the last call, by the names of `stats.COUNTERS`, and what it
+        measures otherwise than before, by those of `stats.GAUGES`."""
+        of_client = self._client.stats()
+        counts = self._increments.take(
             {
                 **self._lookups.counters,
                 **self._lookahead.counters,
+                **self._worth.counters(of_client),
                 "gate_denials": self.gate.denials,
                 "save_refused_pages": self.saves.counters["refused"],
                 "save_overtaken_pages": self.saves.counters["overtaken"],
-                "reconnects": self._client.stats()["reconnects"],
+                "reconnects": of_client["reconnects"],
             }
         )
+        return {**counts, **self._worth.take_speeds()}
 
     def _say_active(self) -> None:
         """One line whenever the cache comes or goes, the first time in any case."""

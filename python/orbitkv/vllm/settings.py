@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LOAD_MODES = ("auto", "sync", "async")
-# Settings that are environment variables too.
+# Settings that are environment variables too; where neither says anything, the default below holds.
 SWITCHES = {
+    "refuse_slow_restores": "ORBITKV_REFUSE_SLOW_RESTORES",
     "prepare_requests": "ORBITKV_PREPARE_REQUESTS",
     "queue_warmup": "ORBITKV_QUEUE_WARMUP",
     "trace_transfers": "ORBITKV_TRACE_TRANSFERS",
@@ -48,6 +49,8 @@ class Settings:
     copy_threads: int = 2
     verify_restore: str = "sample:16"
     admission_gate: bool = True
+    # Restore nothing that computing the same tokens is estimated to be faster than.
+    refuse_slow_restores: bool = True
     # Read the pages of waiting requests ahead: held for the request, or only brought into the pool.
     prepare_requests: bool = False
     queue_warmup: bool = False
@@ -66,15 +69,16 @@ class Settings:
         values.setdefault("socket", environ.get("ORBITKV_SOCKET") or default_socket(environ))
         values.setdefault("trace_path", environ.get("ORBITKV_TRACE_PATH", ""))
         for key, variable in SWITCHES.items():
-            values.setdefault(key, _switch(variable, environ))
+            if (switch := _switch(variable, environ)) is not None:
+                values.setdefault(key, switch)
         return cls(**values)
 
 
-def _switch(variable: str, environ: Mapping[str, str]) -> bool:
+def _switch(variable: str, environ: Mapping[str, str]) -> bool | None:
     value = environ.get(variable, "")
     if value not in ("", "0", "1"):
         raise SettingsError(f"{variable} is {value!r}; it must be 1 (on) or 0 (off).")
-    return value == "1"
+    return value == "1" if value else None
 
 
 def _unknown(key: str, known: list[str]) -> str:

@@ -40,10 +40,19 @@ COUNTERS = {
     "preparations": "Waiting requests whose pages were asked for ahead, and held (ORBITKV_PREPARE_REQUESTS).",
     "preparations_claimed": "The part of the preparations that a lookup found alive and took over.",
     "warm_ups": "Waiting requests whose pages were asked for ahead, without a hold (ORBITKV_QUEUE_WARMUP).",
+    "refused_slow": "Lookups of which pages were recomputed, as restoring them was estimated to be slower.",
+    "refused_slow_pages": "Pages that could have been restored and were recomputed for that reason.",
+    "slow_probes": "Lookups that were let through all the same, to see whether restores are still slow.",
     "gate_denials": "Times the admission gate put a request off in favour of a restore under way.",
     "reconnects": "Connections to the cache manager that replaced a lost one, of all processes.",
 }
 
+# What the scheduler side measures, to its documentation. `vllm:orbitkv_NAME`; absent while unknown.
+GAUGES = {
+    "prefill_tokens_per_second": "Prompt tokens computed a second, a moving average of the engine's steps.",
+    "copy_bytes_per_second": "Bytes that a rank restores from memory a second, a moving average.",
+    "tier_read_bytes_per_second": "Bytes read from the slower tier a second, as a lookup sees them.",
+}
 
 # Counter to the total of the native worker client behind it, and what one of that counts for.
 _OF_WORKER = {
@@ -70,21 +79,22 @@ def worker_counts(grown: Mapping[str, int], page_tokens: int) -> dict[str, int |
 
 
 class OrbitKVStats(KVConnectorStats):
-    """Increments by counter name; names without one are zero."""
+    """Increments by counter name, names without one are zero; and the newest measurements."""
 
     def reset(self) -> None:
         """Forgets everything."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> OrbitKVStats:
-        """Adds the increments of another rank, side or step."""
+        """Adds the increments of another rank, side or step. Of what is measured, the later one stands."""
         for name, value in other.data.items():
-            self.data[name] = self.data.get(name, 0) + value
+            self.data[name] = value if name in GAUGES else self.data.get(name, 0) + value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """What the log line says: the sums, in the order of `COUNTERS`."""
-        return {PREFIX + name: _short(self.data[name]) for name in COUNTERS if self.data.get(name)}
+        """What the log line says: the sums, in the order of `COUNTERS`, and the newest speeds."""
+        names = (*COUNTERS, *GAUGES)
+        return {PREFIX + name: _short(self.data[name]) for name in names if self.data.get(name)}
 
     def is_empty(self) -> bool:
         """Nothing was counted."""
@@ -131,9 +141,21 @@ class OrbitKVPromMetrics(KVConnectorPromMetrics):
             )
             for name, documentation in COUNTERS.items()
         }
+        self._gauges = {
+            name: create_metric_per_engine(
+                self._gauge_cls(
+                    name=f"vllm:{PREFIX}{name}", documentation=documentation, labelnames=labelnames
+                ),
+                per_engine_labelvalues,
+            )
+            for name, documentation in GAUGES.items()
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Adds the increments of one step."""
         for name, counters in self._counters.items():
             if value := transfer_stats_data.get(name):
                 counters[engine_idx].inc(value)
+        for name, gauges in self._gauges.items():
+            if (value := transfer_stats_data.get(name)) is not None:
+                gauges[engine_idx].set(value)

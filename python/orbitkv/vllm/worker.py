@@ -86,6 +86,7 @@ class WorkerSide:
         self._load_seconds = 0.0
         self._said_verdict = ""
         self._increments = Increments()
+        self._copied = (0, 0)
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
         """Proves the layout and attaches to the manager. Returns why the cache stays off, or None."""
@@ -277,10 +278,29 @@ class WorkerSide:
             if save.native.poll():
                 del self._saves[save_id]
                 self._ended_saves[save_id] = 1
-        report = WorkerReport(self.step, self._ended_saves, self._loaded_bytes, self._load_seconds)
+        copied_bytes, copy_us = self._take_copied()
+        report = WorkerReport(
+            self.step,
+            self._ended_saves,
+            self._loaded_bytes,
+            self._load_seconds,
+            copied_bytes,
+            copy_us / 1e6,
+        )
         self._ended_saves = {}
         self._loaded_bytes, self._load_seconds = 0, 0.0
         return report
+
+    def _take_copied(self) -> tuple[int, int]:
+        """Bytes and microseconds of restores that have ended since the last call."""
+        if self._client is None:
+            return 0, 0
+        stats, before = self._client.stats(), self._copied
+        if stats["restore_us"] == before[1]:
+            # None has ended; bytes come first, and wait for their time.
+            return 0, 0
+        self._copied = (stats["restored_bytes"], stats["restore_us"])
+        return self._copied[0] - before[0], self._copied[1] - before[1]
 
     def take_counts(self) -> dict[str, int | float]:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
