@@ -9,7 +9,7 @@ from support.case_end import assert_case_end
 from support.engine import Engine
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import READ_ALL, Counted, reads_pending, slow_tier, stored
+from support.tier import Counted, reads_pending, slow_tier, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -30,7 +30,7 @@ def engine(
     new_manager: Callable[..., Manager], new_engine: Callable[..., Engine], deadline_ms: int
 ) -> Engine:
     manager = new_manager(flags=slow_tier(DELAY_MS, depth=1))
-    connector = {**READ_ALL, "verify_restore": "all", "lookup_deadline_ms": deadline_ms}
+    connector = {"verify_restore": "all", "lookup_deadline_ms": deadline_ms}
     return new_engine(manager, connector=connector)
 
 

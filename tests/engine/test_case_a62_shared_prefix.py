@@ -9,7 +9,7 @@ from support.case_end import assert_case_end
 from support.engine import Engine
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS
-from support.tier import READ_ALL, Counted, leave_on_tier, slow_tier
+from support.tier import Counted, leave_on_tier, slow_tier
 
 Prompts = Callable[..., list[int]]
 REQUESTS = 50
@@ -24,7 +24,7 @@ def engine(
     new_manager: Callable[..., Manager], new_engine: Callable[..., Engine], request: pytest.FixtureRequest
 ) -> Engine:
     load_mode, blocks = request.param
-    connector = {**READ_ALL, "verify_restore": "all", "lookup_deadline_ms": 60_000, "load_mode": load_mode}
+    connector = {"verify_restore": "all", "lookup_deadline_ms": 60_000, "load_mode": load_mode}
     manager = new_manager(flags=slow_tier(40, depth=4))
     return new_engine(manager, blocks=blocks, max_num_seqs=16, connector=connector)
 

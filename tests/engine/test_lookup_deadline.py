@@ -9,7 +9,7 @@ from support.case_end import assert_case_end
 from support.engine import Engine
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import READ_ALL, Counted, reads_pending, slow_tier, stored
+from support.tier import Counted, reads_pending, slow_tier, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -23,7 +23,7 @@ NAMES = ["one", "two", "three"]
 @pytest.fixture(scope="module")
 def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]) -> Engine:
     manager = new_manager(flags=slow_tier(60, depth=1))
-    return new_engine(manager, connector={**READ_ALL, "verify_restore": "all", "lookup_deadline_ms": 100})
+    return new_engine(manager, connector={"verify_restore": "all", "lookup_deadline_ms": 100})
 
 
 def bring_heads(engine: Engine, prompts: list[list[int]]) -> None:

@@ -10,7 +10,7 @@ from support.engine import Engine
 from support.gauges import not_drained
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import READ_ALL, Counted, leave_on_tier, slow_tier, stored
+from support.tier import Counted, leave_on_tier, slow_tier, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -41,7 +41,7 @@ def engine(
         yield new_engine(
             manager,
             max_num_seqs=len(SLOTS),
-            connector={**READ_ALL, "verify_restore": "all", "lookup_deadline_ms": 60_000},
+            connector={"verify_restore": "all", "lookup_deadline_ms": 60_000},
             options={"scheduling_policy": "priority"},
         )
 

@@ -10,7 +10,7 @@ from support.engine import Engine
 from support.holds import MEMORY_TIER_DELAY
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import READ_ALL, Counted, leave_on_tier, reads_pending, slow_tier, stored
+from support.tier import Counted, leave_on_tier, reads_pending, slow_tier, stored
 from support.wait import wait_until
 
 from orbitkv.vllm.estimate import MIN_SAMPLES, PROBE_MOST_S
@@ -21,6 +21,7 @@ HIT = restorable_tokens(TOKENS)
 PAGES = HIT // BLOCK_TOKENS
 # Longer than any lookup waits by default.
 SLOW_MS = 1500
+SWITCH = "ORBITKV_REFUSE_SLOW_RESTORES"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,12 @@ def manager(new_manager: Callable[..., Manager]) -> Manager:
 
 
 @pytest.fixture
-def engine(manager: Manager, new_engine: Callable[..., Engine]) -> Engine:
+def by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH)
+
+
+@pytest.fixture
+def engine(manager: Manager, new_engine: Callable[..., Engine], by_default: None) -> Engine:
     """Each test's estimate is its own. In bfloat16 what is computed behind a restored head rounds otherwise
     than in a whole prompt, without a cache manager too."""
     return new_engine(manager, connector={"verify_restore": "all"}, options={"dtype": "float32"})
@@ -120,9 +126,8 @@ def test_control_switched_off_it_is_restored_slowly(
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ) -> None:
-    if way == "environment":
-        monkeypatch.setenv("ORBITKV_REFUSE_SLOW_RESTORES", "0")
-    off = READ_ALL if way == "setting" else {}
+    monkeypatch.setenv(SWITCH, "0" if way == "environment" else "1")
+    off = {"refuse_slow_restores": False} if way == "setting" else {}
     engine = new_engine(manager, connector={**off, "verify_restore": "all", "lookup_deadline_ms": 60_000})
     prompts = [new_prompt(TOKENS, index) for index in range(MIN_SAMPLES)]
     cold = stored(engine, prompts)

@@ -12,7 +12,6 @@ import pytest
 from support.engine import Engine
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import READ_ALL
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -51,12 +50,7 @@ def engine(
         yield new_engine(
             manager,
             max_num_seqs=1,
-            connector={
-                **READ_ALL,
-                "verify_restore": "all",
-                "lookup_deadline_ms": 60_000,
-                "load_mode": load_mode,
-            },
+            connector={"verify_restore": "all", "lookup_deadline_ms": 60_000, "load_mode": load_mode},
         )
 
 

@@ -18,6 +18,9 @@ ENGINE_ENVIRONMENT = {
     "NO_PROXY": "127.0.0.1",
     # Scheduler, worker and test share one process and one thread: a test steps the engine itself.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Tests hold copies back and read from tiers of any pace, and want what they ask for. By the clock of so
+    # small a model such restores are not worth it: test_restore_or_recompute.py is about that alone.
+    "ORBITKV_REFUSE_SLOW_RESTORES": "0",
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 }
 

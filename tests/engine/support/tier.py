@@ -5,10 +5,6 @@ from __future__ import annotations
 from support.engine import Engine
 from support.wait import wait_until
 
-# Connector settings of tests about slow reads. The tiny model computes a page sooner than a slow tier reads
-# it, so by default such reads would be refused after some of them: test_restore_or_recompute.py has that.
-READ_ALL = {"refuse_slow_restores": False}
-
 
 class Counted:
     """What manager, adapter and native client have counted since."""
