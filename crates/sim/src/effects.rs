@@ -37,35 +37,13 @@ impl World {
 
     fn apply(&mut self, effect: Effect) -> Checked {
         match effect {
-            Effect::Operation { session, operation, revision, outcome } => {
-                let (mut ranges, mut parts) = (Vec::new(), Vec::new());
-                let message = translate::outcome(&outcome, &mut ranges, &mut parts);
-                self.send_to(session, (operation.0, revision.0), &message)
-            }
-            Effect::Granted { session, operation, revision, grants } => {
-                let (mut statuses, mut parts) = (Vec::new(), Vec::new());
-                let message = translate::granted(&grants, &mut statuses, &mut parts);
-                self.send_to(session, (operation.0, revision.0), &message)
-            }
-            Effect::Candidates { session, operation, revision, boundaries } => {
-                let boundaries: Vec<_> = boundaries.into_iter().map(Into::into).collect();
-                let message = ToClient::Candidates(&boundaries);
-                self.send_to(session, (operation.0, revision.0), &message)
-            }
-            Effect::TierReads { session, operation, revision, pages, left_pages, micros } => {
-                let message = ToClient::TierReads { pages, left_pages, micros };
-                self.send_to(session, (operation.0, revision.0), &message)
-            }
-            Effect::Refused { session, operation, refusal } => {
-                let about = operation.map_or((0, 0), |(o, r)| (o.0, r.0));
-                self.send_to(session, about, &ToClient::Refused { text: &refusal.to_string() })
-            }
-            Effect::InstanceState { session, active } => {
-                self.send_to(session, (0, 0), &ToClient::InstanceState { active })
-            }
-            Effect::Fence { session, scheduler } => {
-                self.send_to(session, (0, 0), &ToClient::Fence { scheduler: scheduler.0 })
-            }
+            Effect::Operation { .. }
+            | Effect::Granted { .. }
+            | Effect::Candidates { .. }
+            | Effect::TierReads { .. }
+            | Effect::Refused { .. }
+            | Effect::InstanceState { .. }
+            | Effect::Fence { .. } => self.reply(effect),
             Effect::CloseSession { session } => {
                 // The core has closed it; the connection follows.
                 let link = self.sessions.get_mut(&session.0).and_then(|s| s.link.take());
@@ -112,6 +90,42 @@ impl World {
                 let used = self.core.slots().any(|s| s.slot.segment == segment);
                 ensure(!used, Checker::Custody, || format!("{segment:?} is dropped with slots in use"))
             }
+        }
+    }
+
+    /// Answers and news for clients.
+    fn reply(&mut self, effect: Effect) -> Checked {
+        match effect {
+            Effect::Operation { session, operation, revision, outcome } => {
+                let (mut ranges, mut parts) = (Vec::new(), Vec::new());
+                let message = translate::outcome(&outcome, &mut ranges, &mut parts);
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
+            Effect::Granted { session, operation, revision, grants } => {
+                let (mut statuses, mut parts) = (Vec::new(), Vec::new());
+                let message = translate::granted(&grants, &mut statuses, &mut parts);
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
+            Effect::Candidates { session, operation, revision, boundaries } => {
+                let boundaries: Vec<_> = boundaries.into_iter().map(Into::into).collect();
+                let message = ToClient::Candidates(&boundaries);
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
+            Effect::TierReads { session, operation, revision, pages, left_pages, micros } => {
+                let message = ToClient::TierReads { pages, left_pages, micros };
+                self.send_to(session, (operation.0, revision.0), &message)
+            }
+            Effect::Refused { session, operation, refusal } => {
+                let about = operation.map_or((0, 0), |(o, r)| (o.0, r.0));
+                self.send_to(session, about, &ToClient::Refused { text: &refusal.to_string() })
+            }
+            Effect::InstanceState { session, active } => {
+                self.send_to(session, (0, 0), &ToClient::InstanceState { active })
+            }
+            Effect::Fence { session, scheduler } => {
+                self.send_to(session, (0, 0), &ToClient::Fence { scheduler: scheduler.0 })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -96,10 +96,30 @@ impl Core {
 }
 
 /// Digest of a recovery: over every group's range and hashes, so that a claim must match all of them. It is
-/// that of no prefix: a prefix has a rule of another number.
+/// that of no prefix: the rules of a prefix begin at 2.
 fn wanted_digest(wanted: &Wanted) -> u64 {
-    const RECOVERY: u64 = 7;
+    const RECOVERY: u64 = 1;
     wanted.each_span().fold(RECOVERY, |lead, (span, pages)| {
         digest(span.group, lead ^ u64::from(span.first_page) << 8, &wanted.hashes[pages])
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Demand;
+    use crate::instance::Shape;
+
+    #[test]
+    fn no_prefix_query_has_the_digest_of_a_recovery() {
+        let (group, hashes) = (GroupId(0), [BlockHash([3; 32]), BlockHash([4; 32])]);
+        let shape = Shape { slot_bytes: 8192, payload_bytes: 4096, shards: 1 };
+        let recovery = wanted_digest(&Wanted::prefix(group, shape, &hashes));
+        for flags in 0..8 {
+            let set = |flag| flags & flag != 0;
+            let (strict, wait_full_prefix, memory_only) = (set(1), set(2), set(4));
+            let demand = Demand { strict, wait_full_prefix, memory_only, ..Demand::prefix(group, &hashes) };
+            assert_ne!(Ask::from(&demand).digest, recovery, "{demand:?}");
+        }
+    }
 }
