@@ -287,6 +287,12 @@ pub enum Event<'a> {
         /// Whether the bytes are there and have the checksum that was asked for.
         good: bool,
     },
+    /// A read asked for by [`crate::Effect::Read`] takes so long that nobody should wait for it. It has not ended:
+    /// its slot is written still, and [`Event::ReadDone`] comes when it is not.
+    ReadOverdue {
+        /// The slot it writes.
+        slot: SlotRef,
+    },
     /// The slower tier has dropped a shard of a page.
     ExtentLost {
         /// Which.

@@ -47,6 +47,8 @@ pub(crate) struct Reading {
     /// Shards whose read has not ended.
     pub(crate) pending: usize,
     pub(crate) failed: bool,
+    /// It takes too long: nobody waits for it any more.
+    pub(crate) overdue: bool,
     /// Begun ahead of demand.
     pub(crate) ahead: bool,
     /// For whom it was begun.

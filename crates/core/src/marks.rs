@@ -161,6 +161,8 @@ marks! {
     ReadShared,
     /// A read failed, or its bytes did not match.
     ReadFailed,
+    /// A read took so long that nobody waits for it any more.
+    ReadOverdue,
     /// A page was forgotten while it was read.
     ForgottenWhileRead,
     /// A page was read that somebody had saved meanwhile.

@@ -202,6 +202,10 @@ fn told(world: &mut World, bytes: &mut Bytes<'_>) {
             world.step_if(moved);
         }
         2 => world.step(Event::TierState { reads: choice & 1 != 0, writes: choice & 2 != 0 }),
+        _ if choice & 128 != 0 => {
+            let overdue = world.tier.take_long(choice);
+            world.step_if(overdue);
+        }
         _ => world.step(Event::FoundAll),
     }
 }

@@ -109,6 +109,10 @@ pub struct Args {
     #[arg(long, value_name = "SIZE/day")]
     pub ssd_write_budget: Option<Rate>,
 
+    /// What brings pages to the kernel: io_uring where it is allowed and threads elsewhere, or one of them.
+    #[arg(long, value_enum, default_value_t = SsdIo::Auto)]
+    pub ssd_io: SsdIo,
+
     /// Bytes of one segment file. Default: a 64th of a directory's capacity, from 64 MiB to 1 GiB.
     #[arg(long, value_name = "SIZE", hide = true)]
     pub ssd_segment_size: Option<Amount>,
@@ -187,6 +191,18 @@ pub enum SsdWritePolicy {
     All,
     /// A page that a request got from memory.
     Reuse,
+}
+
+/// What brings pages of the SSD cache to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SsdIo {
+    /// io_uring where the kernel allows it, threads elsewhere.
+    Auto,
+    /// io_uring, or no start.
+    #[value(name = "io_uring")]
+    IoUring,
+    /// pread and pwrite on threads.
+    Threads,
 }
 
 /// How log lines look.

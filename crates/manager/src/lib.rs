@@ -41,7 +41,7 @@ mod verification;
 mod waker;
 
 pub use amount::{Amount, AmountError, AmountOrNone};
-pub use args::{Args, HttpAddress, LogFormat, LogLevel, SsdWritePolicy};
+pub use args::{Args, HttpAddress, LogFormat, LogLevel, SsdIo, SsdWritePolicy};
 pub use claim::{Claim, ClaimError};
 pub use configuration::{Configuration, FileError, FileProblem, Invocation, InvocationError, Origin};
 pub use manager::{StartError, run};

@@ -200,6 +200,11 @@ impl Scrape {
         )?;
         let barred = sum(|s| s.barred_segments);
         page.gauge("ssd_barred_segments", "Segments that can be neither reused nor removed", barred)?;
+        let registered = all.iter().filter(|ssd| ssd.registered).count() as u64;
+        let buffers = [("registered", registered), ("unregistered", all.len() as u64 - registered)];
+        page.gauges("ssd_buffers", "Cache directories, by how the kernel knows the pool", "kind", buffers)?;
+        let resets = [("yes", sum(|s| s.recorded_resets)), ("no", sum(|s| s.unrecorded_resets))];
+        page.counters("ssd_resets", "Resets, by whether later managers know of them", "recorded", resets)?;
         let seconds = all.iter().map(|ssd| ssd.recovery.seconds).fold(0.0, f64::max);
         let help = "Time that reading the directories has taken after the start";
         page.start("ssd_recovery_seconds", help, MetricType::Gauge, |e| ConstGauge::new(seconds).encode(e))

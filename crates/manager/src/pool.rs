@@ -6,11 +6,14 @@ use orbitkv_shm::{Segment, available_memory};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread;
+use std::time::Duration;
 
 /// Most jobs that wait for the thread.
 const JOBS: usize = 256;
+/// How long disks may take to let go of a segment.
+const USERS_PATIENCE: Duration = Duration::from_secs(1);
 /// More threads do not make page faults faster.
 const MAX_POPULATE_THREADS: usize = 8;
 
@@ -27,7 +30,7 @@ pub(crate) struct Shared {
 
 enum Job {
     Grow { id: u32, bytes: u64 },
-    Release(Arc<Segment>),
+    Release(Arc<Segment>, Option<Receiver<()>>),
 }
 
 /// Outcome of a growth.
@@ -66,7 +69,10 @@ impl Pool {
                         }
                         waker.wake();
                     }
-                    Job::Release(segment) => release(&segment),
+                    Job::Release(segment, users) => {
+                        await_users(users);
+                        release(&segment);
+                    }
                 }
             }
         })?;
@@ -101,15 +107,18 @@ impl Pool {
         self.shared.get_mut(&id)
     }
 
-    /// Gives the memory back and returns the sessions that have to know.
-    pub(crate) fn release(&mut self, id: u32) -> Vec<u64> {
+    /// Gives the memory back and returns the sessions that have to know. `users` is asked for what tells that no
+    /// disk has the memory registered any more.
+    pub(crate) fn release(
+        &mut self,
+        id: u32,
+        users: impl FnOnce(&Arc<Segment>) -> Option<Receiver<()>>,
+    ) -> Vec<u64> {
         let Some(shared) = self.shared.remove(&id) else { return Vec::new() };
-        let sent = self.jobs.try_send(Job::Release(shared.segment));
-        if let Err(
-            TrySendError::Full(Job::Release(segment)) | TrySendError::Disconnected(Job::Release(segment)),
-        ) = sent
-        {
-            release(&segment);
+        let job = Job::Release(Arc::clone(&shared.segment), users(&shared.segment));
+        if self.jobs.try_send(job).is_err() {
+            // The core thread waits for nobody: what is registered still is freed when it no longer is.
+            release(&shared.segment);
         }
         shared.sessions
     }
@@ -142,6 +151,16 @@ fn grow(id: u32, bytes: u64) -> Result<Populated, String> {
     let huge_page_bytes = segment.populate(threads).map_err(|e| e.to_string())? as u64;
     tracing::debug!(segment = id, bytes, huge_page_bytes, "segment populated");
     Ok(Populated { segment, huge_page_bytes })
+}
+
+/// Memory that a disk has registered is freed only when it lets go of it, and the next segment may need it. A disk that
+/// does not answer is not waited for long: nothing is under way on a segment that is released.
+fn await_users(users: Option<Receiver<()>>) {
+    if let Some(users) = users
+        && users.recv_timeout(USERS_PATIENCE) == Err(RecvTimeoutError::Timeout)
+    {
+        tracing::warn!("memory of a segment is kept until the SSD cache's disk lets go of it");
+    }
 }
 
 /// Clients may map the segment for a while yet: its memory goes now, whatever they do.

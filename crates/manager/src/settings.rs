@@ -1,13 +1,14 @@
 //! What the configuration means on this host.
 
 use crate::Amount;
-use crate::args::{Args, SsdWritePolicy};
+use crate::args::{Args, SsdIo, SsdWritePolicy};
 use crate::configuration::{Configuration, flag};
 use crate::ssd::{Capacity, MAX_DIRECTORIES, SsdSettings};
 use crate::tier::MemoryTierSettings;
 use bytesize::ByteSize;
 use orbitkv_core::{Config, ConfigError, WritePolicy};
 use orbitkv_shm::AvailableMemory;
+use orbitkv_uring::DiskEngine;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -199,7 +200,12 @@ pub(crate) fn ssd(configuration: &Configuration) -> Result<Option<SsdSettings>, 
     }
     // A share of nothing that is known here: refused as too small by the store.
     let segment_bytes = args.ssd_segment_size.map(|amount| amount.of(0));
-    Ok(Some(SsdSettings { paths, capacity, min_free: args.ssd_min_free, segment_bytes }))
+    let engine = match args.ssd_io {
+        SsdIo::Auto => DiskEngine::Auto,
+        SsdIo::IoUring => DiskEngine::IoUring,
+        SsdIo::Threads => DiskEngine::Threads,
+    };
+    Ok(Some(SsdSettings { paths, capacity, min_free: args.ssd_min_free, engine, segment_bytes }))
 }
 
 /// The memory tier, if there is one.

@@ -4,11 +4,11 @@
 //! one more segment of what earlier runs left, begin what the disk has room for, end what the disk has ended.
 //! Whatever goes wrong is a miss, a page that is not written, or a change of [`SsdState`]; never an end of serving.
 
-#[cfg(test)]
-mod copying_disk;
 mod device;
 mod health;
 mod heat;
+#[cfg(feature = "test-hooks")]
+mod hooks;
 mod moves;
 mod names;
 mod open;
@@ -57,6 +57,7 @@ pub(crate) fn start<D: PageDisk>(
         mode,
         direct: log.disk_mut().is_direct(),
         engine: log.disk_mut().engine(),
+        registered: log.disk_mut().is_registered(),
         ..SsdStatus::default()
     }));
     let told = Arc::clone(&report);

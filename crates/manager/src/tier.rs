@@ -1,28 +1,36 @@
 //! What stands behind the pool: devices, each with a thread of its own, and the core thread's end of them.
 //!
-//! A page's name says which device its shards are written to, so that a directory sees all versions of a name;
-//! an extent carries the number of its device.
+//! A page's name says which device its shards are written to, as long as that one takes its share (`route`); an
+//! extent carries the number of its device. A device that fails or does not answer takes nobody with it: what is asked
+//! of it is a miss, and what was to be written goes to the others.
 
+mod device;
 mod handle;
 mod memory;
 mod orders;
 mod outlet;
+mod resets;
+mod route;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use handle::{Bell, Handle, pair};
 pub(crate) use memory::MemoryTierSettings;
-pub(crate) use orders::{Done, Job, Order, Place};
+pub(crate) use orders::{Done, Job, LetGo, Order, Place};
 pub(crate) use outlet::Outlet;
 
-use crate::ssd::{self, OpenedDirectory, Report, SsdStatus, WriteBudget};
+use crate::ssd::{self, OpenedDirectory, SsdStatus, WriteBudget};
 use crate::waker::Waker;
-use orbitkv_core::{SlotRef, StoredName};
-use std::collections::BTreeMap;
+use device::Device;
+use orbitkv_core::{ExtentId, NamespaceDigest, SlotRef, Ticket};
+use orbitkv_shm::Segment;
+use resets::Resets;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// A device that has been busy with one thing for so long is not waited for.
-const STUCK: Duration = Duration::from_secs(10);
 /// How long devices may take to end.
 const CLOSING: Duration = Duration::from_secs(15);
 
@@ -34,24 +42,6 @@ pub(crate) enum TierParts {
     Ssd(Vec<OpenedDirectory>, WriteBudget),
 }
 
-#[derive(Debug)]
-struct Device {
-    handle: Handle,
-    /// What it says of itself.
-    reads: bool,
-    writes: bool,
-    /// What its silence says.
-    stuck: bool,
-    /// Only of a directory.
-    report: Option<Arc<Report>>,
-}
-
-impl Device {
-    fn new(handle: Handle, report: Option<Arc<Report>>) -> Self {
-        Self { handle, reads: true, writes: true, stuck: false, report }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Tier {
@@ -61,9 +51,14 @@ pub(crate) struct Tier {
     budget: WriteBudget,
     /// Devices that have not told of everything yet.
     finding: usize,
-    /// Payloads that are being written.
-    writing: BTreeMap<SlotRef, u32>,
+    /// Payloads that are being written: the device, and their bytes.
+    writing: BTreeMap<SlotRef, (usize, u32)>,
     writing_bytes: u64,
+    /// Slots that are being read into, and the device.
+    reading: BTreeMap<SlotRef, usize>,
+    resets: Resets,
+    /// Answers that no device has to give.
+    answers: VecDeque<Done>,
     /// What the core was told.
     told: (bool, bool),
 }
@@ -86,8 +81,22 @@ impl Tier {
                 ("ssd", started.collect::<io::Result<_>>()?)
             }
         };
-        let (finding, writing) = (devices.len(), BTreeMap::new());
-        Ok(Some(Self { name, devices, budget, finding, writing, writing_bytes: 0, told: (true, true) }))
+        Ok(Some(Self::of(name, devices, budget)))
+    }
+
+    fn of(name: &'static str, devices: Vec<Device>, budget: WriteBudget) -> Self {
+        Self {
+            name,
+            finding: devices.len(),
+            devices,
+            budget,
+            writing: BTreeMap::new(),
+            writing_bytes: 0,
+            reading: BTreeMap::new(),
+            resets: Resets::default(),
+            answers: VecDeque::new(),
+            told: (true, true),
+        }
     }
 
     /// For labels: `memory` or `ssd`.
@@ -95,36 +104,111 @@ impl Tier {
         self.name
     }
 
-    /// Hands an order over. A device whose thread has ended never answers: reads end at their deadlines.
-    pub(crate) fn submit(&mut self, order: Order) {
-        match &order {
-            Order::Do(Job::Write { slot, shard, .. }) => {
-                self.writing.insert(*slot, shard.payload_bytes);
-                self.writing_bytes += u64::from(shard.payload_bytes);
-                self.send(device_of(&shard.name, self.devices.len()), order);
+    /// Hands a job over. What no device can do now is answered by [`Tier::next_done`].
+    pub(crate) fn submit(&mut self, job: Job) {
+        let (slot, device) = match &job {
+            Job::Write { slot, shard, .. } => {
+                let Some(device) = route::choose(&self.devices, &shard.name) else {
+                    return self.answers.push_back(Done::Written { slot: *slot, extent: None });
+                };
+                self.note_write(*slot, device, shard.payload_bytes);
+                (*slot, device)
             }
-            Order::Do(Job::Read { extent, .. }) | Order::Erase { extent } => {
-                self.send(ssd::device_of(*extent), order);
+            Job::Read { slot, extent, .. } => {
+                let device = ssd::device_of(*extent);
+                // Not asked for in vain: who waits for it gets its answer, and what is computed again is written
+                // to another device.
+                if self.devices.get(device).is_none_or(|device| device.stuck) {
+                    return self.answers.push_back(Done::Read { slot: *slot, good: false });
+                }
+                self.reading.insert(*slot, device);
+                (*slot, device)
             }
-            Order::Hasten { ticket } => {
-                let ticket = *ticket;
-                (0..self.devices.len()).for_each(|device| self.send(device, Order::Hasten { ticket }));
-            }
-            Order::Forget { namespace } => {
-                let namespace = *namespace;
-                (0..self.devices.len()).for_each(|device| self.send(device, Order::Forget { namespace }));
+        };
+        let write = matches!(job, Job::Write { .. });
+        if !self.send(device, Order::Do(job)) {
+            // It never came to a thread, so nobody touches the slot.
+            let failed = match write {
+                true => Done::Written { slot, extent: None },
+                false => Done::Read { slot, good: false },
+            };
+            if let Some(failed) = self.digest(device, failed) {
+                self.answers.push_back(failed);
             }
         }
     }
 
-    fn send(&self, device: usize, order: Order) {
-        if !self.devices.get(device).is_some_and(|device| device.handle.send(order)) {
-            tracing::error!(device, "the thread of a tier's device has ended");
+    fn note_write(&mut self, slot: SlotRef, device: usize, bytes: u32) {
+        self.writing.insert(slot, (device, bytes));
+        self.writing_bytes += u64::from(bytes);
+        if let Some(device) = self.devices.get_mut(device) {
+            device.writing += 1;
         }
+    }
+
+    /// Demand has come for what is read ahead.
+    pub(crate) fn hasten(&mut self, ticket: Ticket) {
+        for device in 0..self.devices.len() {
+            self.send(device, Order::Hasten { ticket });
+        }
+    }
+
+    /// A shard is not wanted any more.
+    pub(crate) fn erase(&mut self, extent: ExtentId) {
+        self.send(ssd::device_of(extent), Order::Erase { extent });
+    }
+
+    /// Nothing of a namespace may be found again.
+    pub(crate) fn forget(&mut self, namespace: NamespaceDigest) {
+        let number = self.resets.begin(self.devices.len());
+        for device in 0..self.devices.len() {
+            if !self.send(device, Order::Forget { namespace, number }) {
+                self.answers.extend(self.resets.answer(number, false));
+            }
+        }
+    }
+
+    /// Number of the last [`Tier::forget`], which [`Done::Forgotten`] will have once all devices have answered.
+    pub(crate) fn last_reset(&self) -> u64 {
+        self.resets.last()
+    }
+
+    /// Payloads may lie in that segment from now on.
+    pub(crate) fn add_segment(&self, segment: &Arc<Segment>) {
+        for device in 0..self.devices.len() {
+            self.send(device, Order::AddSegment { segment: Arc::clone(segment) });
+        }
+    }
+
+    /// The memory of a segment is to go: what tells when no device has it any more.
+    pub(crate) fn remove_segment(&self, segment: &Arc<Segment>) -> Receiver<()> {
+        let (held, all_gone) = LetGo::new();
+        for device in 0..self.devices.len() {
+            let (segment, let_go) = (Arc::clone(segment), held.clone());
+            self.send(device, Order::RemoveSegment { segment, let_go });
+        }
+        all_gone
+    }
+
+    /// False if its thread has ended.
+    fn send(&self, device: usize, order: Order) -> bool {
+        let sent = self.devices.get(device).is_some_and(|device| device.handle.send(order));
+        if !sent {
+            tracing::debug!(device, "the thread of a tier's device has ended");
+        }
+        sent
+    }
+
+    /// Whether [`Tier::next_done`] has something that no device wakes anybody for.
+    pub(crate) fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
     }
 
     /// The next thing that the core has to know.
     pub(crate) fn next_done(&mut self) -> Option<Done> {
+        if let Some(done) = self.answers.pop_front() {
+            return Some(done);
+        }
         for at in 0..self.devices.len() {
             while let Some(done) = self.devices.get(at)?.handle.next_done() {
                 if let Some(done) = self.digest(at, done) {
@@ -139,8 +223,16 @@ impl Tier {
     fn digest(&mut self, at: usize, done: Done) -> Option<Done> {
         match done {
             Done::Written { slot, .. } => {
-                let bytes = self.writing.remove(&slot).unwrap_or(0);
-                self.writing_bytes -= u64::from(bytes);
+                if let Some((device, bytes)) = self.writing.remove(&slot) {
+                    self.writing_bytes -= u64::from(bytes);
+                    if let Some(device) = self.devices.get_mut(device) {
+                        device.writing -= 1;
+                    }
+                }
+                Some(done)
+            }
+            Done::Read { slot, .. } => {
+                self.reading.remove(&slot);
                 Some(done)
             }
             Done::FoundAll => {
@@ -153,39 +245,31 @@ impl Tier {
                 }
                 self.state()
             }
+            Done::Forgotten { number, recorded } => self.resets.answer(number, recorded),
             done => Some(done),
         }
     }
 
-    /// What all devices together can do, if it has changed. One that is stuck takes the others with it: nobody
-    /// waits for a page of which a shard may be there.
+    /// What all devices together can do, if it has changed: what any of them can.
     fn state(&mut self) -> Option<Done> {
-        let stuck = self.devices.iter().any(|device| device.stuck);
-        let reads = !stuck && self.devices.iter().any(|device| device.reads);
-        let writes = !stuck && self.devices.iter().any(|device| device.writes);
+        let reads = self.devices.iter().any(Device::is_readable);
+        let writes = self.devices.iter().any(Device::is_writable);
         let changed = self.told != (reads, writes);
         self.told = (reads, writes);
         changed.then_some(Done::State { reads, writes })
     }
 
-    /// Looks for devices that do not move, or do again.
-    pub(crate) fn watch(&mut self, now: Instant) -> Option<Done> {
-        for device in &mut self.devices {
-            let Some(report) = &device.report else { continue };
-            let busy = report.busy_for(now);
-            let stuck = busy.is_some_and(|busy| busy >= STUCK);
-            if stuck != device.stuck {
-                let directory = report.path();
-                if stuck {
-                    tracing::error!(directory, "the SSD cache does not answer: going on without it");
-                } else {
-                    tracing::info!(directory, "the SSD cache answers again");
-                }
-                device.stuck = stuck;
-                report.set_stuck(stuck);
+    /// Looks for devices that do not move, or do again. Whoever waits for one that does not is let go; what it has
+    /// been given it keeps. The core hears of it by [`Tier::next_done`].
+    pub(crate) fn watch(&mut self, now: Instant) {
+        for (at, device) in self.devices.iter_mut().enumerate() {
+            if device.becomes_stuck(now) {
+                let overdue = self.reading.iter().filter(|(_, device)| **device == at);
+                self.answers.extend(overdue.map(|(slot, _)| Done::Overdue { slot: *slot }));
             }
         }
-        self.state()
+        let state = self.state();
+        self.answers.extend(state);
     }
 
     /// Whether there is something to watch although the core waits for nothing.
@@ -214,76 +298,5 @@ impl Tier {
                 tracing::error!("a tier's device has not ended: it is left as a crash would leave it");
             }
         }
-    }
-}
-
-/// Which of `devices` holds the shards of that name.
-fn device_of(name: &StoredName, devices: usize) -> usize {
-    // Hashes need not be spread evenly: engines choose them.
-    let mixed = name.hash.0.iter().fold(u64::from(name.shard.0), |mixed, byte| {
-        (mixed ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    let folded = mixed ^ (mixed >> 32);
-    usize::try_from(folded % devices.max(1) as u64).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use orbitkv_core::{BlockHash, GroupId, NamespaceDigest, ShardId};
-
-    /// A tier of directories whose threads say nothing.
-    fn silent(devices: usize) -> (Tier, Vec<Arc<Report>>) {
-        let reports: Vec<_> = (0..devices).map(|_| Arc::new(Report::new(SsdStatus::default()))).collect();
-        let devices = reports.iter().map(|report| Device::new(pair().0, Some(Arc::clone(report)))).collect();
-        let writing = BTreeMap::new();
-        let budget = WriteBudget::default();
-        let tier =
-            Tier { name: "ssd", devices, budget, finding: 0, writing, writing_bytes: 0, told: (true, true) };
-        (tier, reports)
-    }
-
-    #[test]
-    fn a_device_that_does_not_move_is_not_waited_for_until_it_does() {
-        let (mut tier, reports) = silent(2);
-        // In whole milliseconds of the report, so a little earlier than that.
-        let since = Instant::now();
-        reports[1].busy(Some(since));
-        assert_eq!(tier.watch(since + Duration::from_secs(9)), None);
-        let late = since + Duration::from_secs(11);
-        assert_eq!(tier.watch(late), Some(Done::State { reads: false, writes: false }));
-        assert!(tier.is_stuck() && tier.watch(late).is_none(), "it is told once");
-        assert_eq!(tier.status().iter().filter(|ssd| ssd.state.name() == "stuck").count(), 1);
-        reports[1].busy(Some(late));
-        assert_eq!(tier.watch(late), Some(Done::State { reads: true, writes: true }));
-        assert!(!tier.is_stuck());
-    }
-
-    #[test]
-    fn a_tier_can_do_what_any_of_its_devices_can() {
-        let (mut tier, _reports) = silent(2);
-        assert_eq!(tier.digest(0, Done::State { reads: true, writes: false }), None);
-        let state = |reads, writes| Some(Done::State { reads, writes });
-        assert_eq!(tier.digest(1, Done::State { reads: true, writes: false }), state(true, false));
-        assert_eq!(tier.digest(1, Done::State { reads: false, writes: false }), None);
-        assert_eq!(tier.digest(0, Done::State { reads: false, writes: false }), state(false, false));
-    }
-
-    #[test]
-    fn names_are_spread_and_keep_their_device() {
-        let name = |i: u64| {
-            let mut hash = [0; 32];
-            hash[..8].copy_from_slice(&i.to_le_bytes());
-            let (namespace, group) = (NamespaceDigest([0; 32]), GroupId(0));
-            StoredName { namespace, group, hash: BlockHash(hash), shard: ShardId(0) }
-        };
-        let mut counts = [0; 3];
-        for i in 0..3000 {
-            let device = device_of(&name(i), 3);
-            assert_eq!(device, device_of(&name(i), 3));
-            counts[device] += 1;
-        }
-        assert!(counts.iter().all(|count| (800..1200).contains(count)), "{counts:?}");
-        assert_eq!(device_of(&name(7), 1), 0);
     }
 }

@@ -116,6 +116,15 @@ impl World {
         self.feed(Event::ReadDone { slot, good })
     }
 
+    /// The tier says of a read that nobody should wait for it. It ends when it ends.
+    fn read_takes_long(&mut self) -> Checked {
+        let nth = self.rng.index(self.disk.reads.len().max(1));
+        match self.disk.reads.keys().nth(nth).copied() {
+            Some(slot) => self.feed(Event::ReadOverdue { slot }),
+            None => Ok(()),
+        }
+    }
+
     /// A bit rots on the disk, or the tier drops an extent by itself.
     pub(crate) fn disk_rots(&mut self) -> Checked {
         if self.disk.extents.is_empty() {
@@ -140,6 +149,7 @@ impl World {
                 let (reads, writes) = (self.rng.chance(60), self.rng.chance(40));
                 return self.feed(Event::TierState { reads, writes });
             }
+            5 => return self.read_takes_long(),
             _ => {}
         }
         if let Some(stored) = self.disk.extents.get_mut(&extent) {

@@ -6,10 +6,14 @@ use orbitkv_store::{
     Completion, Direction, Directory, Disk, DiskError, FileEntry, FileId, FileSize, Rejected, Request, Space,
 };
 use std::collections::VecDeque;
+use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// How often those that are held back are looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +22,7 @@ pub enum Fault {
     Error(DiskFault),
     /// It is carried out, and its completion is held back for so long.
     Slow(Duration),
-    /// It is carried out, and its completion is held back until [`FaultDisk::release`].
+    /// It is carried out, and its completion is held back until [`FaultPlan::release`].
     Stuck,
 }
 
@@ -59,23 +63,85 @@ pub struct Planned {
     pub fault: Fault,
 }
 
-#[derive(Debug)]
-struct Held {
-    completion: Completion<IoBuffer>,
+/// Says what happens to requests.
+pub trait FaultSource: fmt::Debug {
+    /// What happens to the next request of that direction; `None`: the disk decides.
+    fn next(&mut self, direction: Direction) -> Option<Fault>;
+
+    /// How often what is slow or stuck has been let go.
+    fn releases(&self) -> u64;
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    plan: Vec<Planned>,
+    /// Reads and writes since it was set.
+    seen: [u64; 2],
+    releases: u64,
+}
+
+/// A list of faults; whoever has a clone of it may change it while the disk is at work. The first entry that fits a
+/// request is what happens to it.
+#[derive(Clone, Debug, Default)]
+pub struct FaultPlan(Arc<Mutex<Entries>>);
+
+impl FaultPlan {
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on, counted from now.
+    pub fn set(&self, plan: Vec<Planned>) {
+        let mut entries = self.lock();
+        (entries.plan, entries.seen) = (plan, [0; 2]);
+    }
+
+    /// Lets go of what is stuck or slow.
+    pub fn release(&self) {
+        self.lock().releases += 1;
+    }
+}
+
+impl FaultSource for FaultPlan {
+    fn next(&mut self, direction: Direction) -> Option<Fault> {
+        let mut entries = self.lock();
+        let seen = &mut entries.seen[usize::from(direction == Direction::Write)];
+        let number = *seen;
+        *seen += 1;
+        let hits = |entry: &&Planned| {
+            entry.direction == direction && number >= entry.after && number - entry.after < entry.count
+        };
+        entries.plan.iter().find(hits).map(|entry| entry.fault)
+    }
+
+    fn releases(&self) -> u64 {
+        self.lock().releases
+    }
+}
+
+/// To be held back, or held back already.
+#[derive(Clone, Copy, Debug)]
+struct Delay {
     since: Instant,
     /// `None`: until it is released.
     until: Option<Instant>,
+    /// Releases before it.
+    releases: u64,
 }
 
-/// A real disk, and a plan. The first entry that fits a request is what happens to it.
 #[derive(Debug)]
-pub struct FaultDisk<D> {
+struct Held {
+    completion: Completion<IoBuffer>,
+    delay: Delay,
+}
+
+/// A real disk, and faults.
+#[derive(Debug)]
+pub struct FaultDisk<D, S = FaultPlan> {
     inner: D,
-    plan: Vec<Planned>,
-    /// Reads and writes that were submitted.
-    seen: [u64; 2],
-    /// In the disk, to be held back when they come: by token and direction, with the delay.
-    marked: Vec<(u64, Option<Duration>, Instant)>,
+    source: S,
+    /// In the disk, to be held back when they come, by token.
+    marked: Vec<(u64, Delay)>,
     failed: VecDeque<Completion<IoBuffer>>,
     held: Vec<Held>,
 }
@@ -83,37 +149,30 @@ pub struct FaultDisk<D> {
 impl<D: PageIo> FaultDisk<D> {
     /// A disk without faults yet.
     pub fn new(inner: D) -> Self {
-        let (marked, failed, held) = (Vec::new(), VecDeque::new(), Vec::new());
-        Self { inner, plan: Vec::new(), seen: [0; 2], marked, failed, held }
+        Self::with_source(inner, FaultPlan::default())
     }
 
-    /// From now on, counted from now. Tokens of requests that a delay can hit must differ from all in flight.
+    /// See [`FaultPlan::set`].
     pub fn set_plan(&mut self, plan: Vec<Planned>) {
-        self.plan = plan;
-        self.seen = [0; 2];
+        self.source.set(plan);
     }
 
-    /// Lets go of what is stuck or slow.
+    /// See [`FaultPlan::release`].
     pub fn release(&mut self) {
-        let now = Instant::now();
-        self.held.iter_mut().for_each(|held| held.until = Some(now));
-        self.marked.clear();
-        self.inner.waker().wake();
+        self.source.release();
+    }
+}
+
+impl<D: PageIo, S: FaultSource> FaultDisk<D, S> {
+    /// A disk whose faults come from there. Tokens of requests that a delay can hit must differ from all in flight.
+    pub fn with_source(inner: D, source: S) -> Self {
+        let (marked, failed, held) = (Vec::new(), VecDeque::new(), Vec::new());
+        Self { inner, source, marked, failed, held }
     }
 
     /// The real disk.
     pub fn inner(&self) -> &D {
         &self.inner
-    }
-
-    fn fault(&mut self, direction: Direction) -> Option<Fault> {
-        let seen = &mut self.seen[usize::from(direction == Direction::Write)];
-        let number = *seen;
-        *seen += 1;
-        let hits = |entry: &&Planned| {
-            entry.direction == direction && number >= entry.after && number - entry.after < entry.count
-        };
-        self.plan.iter().find(hits).map(|entry| entry.fault)
     }
 
     /// Carries out half of a write, where there is more than a block of it.
@@ -127,14 +186,14 @@ impl<D: PageIo> FaultDisk<D> {
     }
 }
 
-impl<D: PageIo> Disk for FaultDisk<D> {
+impl<D: PageIo, S: FaultSource> Disk for FaultDisk<D, S> {
     type Buffer = IoBuffer;
 
     fn submit(&mut self, request: Request<IoBuffer>) -> Result<(), Rejected<IoBuffer>> {
-        let token = request.token;
-        let delay = match self.fault(request.direction) {
+        let (token, since) = (request.token, Instant::now());
+        let until = match self.source.next(request.direction) {
             None => return self.inner.submit(request),
-            Some(Fault::Slow(delay)) => Some(delay),
+            Some(Fault::Slow(delay)) => Some(since + delay),
             Some(Fault::Stuck) => None,
             Some(Fault::Error(fault)) => {
                 if request.direction == Direction::Write && fault != DiskFault::ReadOnly {
@@ -147,7 +206,7 @@ impl<D: PageIo> Disk for FaultDisk<D> {
             }
         };
         self.inner.submit(request)?;
-        self.marked.push((token, delay, Instant::now()));
+        self.marked.push((token, Delay { since, until, releases: self.source.releases() }));
         Ok(())
     }
 
@@ -156,20 +215,19 @@ impl<D: PageIo> Disk for FaultDisk<D> {
         let mut ended = Vec::new();
         self.inner.poll(&mut ended);
         for completion in ended {
-            match self.marked.iter().position(|(token, ..)| *token == completion.token) {
+            match self.marked.iter().position(|(token, _)| *token == completion.token) {
                 None => done.push(completion),
                 Some(at) => {
-                    let (_, delay, since) = self.marked.swap_remove(at);
-                    self.held.push(Held { completion, since, until: delay.map(|delay| since + delay) });
+                    let (_, delay) = self.marked.swap_remove(at);
+                    self.held.push(Held { completion, delay });
                 }
             }
         }
-        let now = Instant::now();
-        let (over, held): (Vec<_>, Vec<_>) = std::mem::take(&mut self.held)
-            .into_iter()
-            .partition(|held| held.until.is_some_and(|until| until <= now));
-        self.held = held;
-        done.extend(over.into_iter().map(|held| held.completion));
+        let (now, releases) = (Instant::now(), self.source.releases());
+        let is_over =
+            |delay: &Delay| delay.releases < releases || delay.until.is_some_and(|until| until <= now);
+        let over = self.held.extract_if(.., |held| is_over(&held.delay));
+        done.extend(over.map(|held| held.completion));
     }
 
     fn in_flight(&self) -> usize {
@@ -177,17 +235,14 @@ impl<D: PageIo> Disk for FaultDisk<D> {
     }
 }
 
-impl<D: PageIo> PageIo for FaultDisk<D> {
+impl<D: PageIo, S: FaultSource> PageIo for FaultDisk<D, S> {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
-        let now = Instant::now();
-        let next = self.held.iter().filter_map(|held| held.until).min();
-        let next = next.map(|until| until.saturating_duration_since(now));
-        match next {
-            Some(next) if timeout.is_none_or(|timeout| next <= timeout) => {
-                self.inner.wait(Some(next)).map(|_| true)
-            }
-            _ => self.inner.wait(timeout),
+        if self.held.is_empty() && self.marked.is_empty() {
+            return self.inner.wait(timeout);
         }
+        // Nobody rings when they are let go.
+        let short = timeout.map_or(LOOK_AGAIN, |timeout| timeout.min(LOOK_AGAIN));
+        self.inner.wait(Some(short)).map(|woken| woken || timeout != Some(short))
     }
 
     fn wakes(&self) -> BorrowedFd<'_> {
@@ -199,7 +254,7 @@ impl<D: PageIo> PageIo for FaultDisk<D> {
     }
 
     fn oldest_in_flight(&self, now: Instant) -> Option<Duration> {
-        let held = self.held.iter().map(|held| now.saturating_duration_since(held.since)).max();
+        let held = self.held.iter().map(|held| now.saturating_duration_since(held.delay.since)).max();
         held.max(self.inner.oldest_in_flight(now))
     }
 
@@ -217,7 +272,7 @@ impl<D: PageIo> PageIo for FaultDisk<D> {
 }
 
 /// Files are the disk's own, without faults.
-impl<D: PageIo> Directory for FaultDisk<D> {
+impl<D: PageIo, S: FaultSource> Directory for FaultDisk<D, S> {
     fn lock(&mut self, name: &str) -> Result<(), DiskError> {
         self.inner.lock(name)
     }

@@ -92,7 +92,7 @@ impl Core {
     /// Whether a page is in memory, or could be read.
     pub(super) fn obtainable(&self, key: &PageKey) -> bool {
         (self.tier_reads && self.stored.contains(key))
-            || self.index.reading.contains_key(key)
+            || self.is_awaited(key)
             || self.index.sealed(key).is_some()
     }
 

@@ -173,6 +173,7 @@ impl Core {
             Event::SegmentFailed { segment } => self.segment_failed(segment, effects),
             Event::Written { slot, extent } => self.written(slot, extent, effects),
             Event::ReadDone { slot, good } => self.read_done(slot, good, effects),
+            Event::ReadOverdue { slot } => self.read_overdue(slot, effects),
             Event::ExtentLost { .. }
             | Event::ExtentMoved { .. }
             | Event::Found(_)

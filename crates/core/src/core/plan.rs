@@ -181,6 +181,9 @@ impl Core {
         };
         let bytes = shape.page_bytes();
         if let Some(&page) = self.index.reading.get(&key) {
+            if !self.is_awaited(&key) {
+                return Step::End;
+            }
             self.mark(Mark::ReadShared);
             self.counters.coalesced_reads += 1;
             self.join_read(ticket, at, page);
@@ -229,6 +232,16 @@ impl Core {
             None => {}
         }
         self.advance(ticket, effects);
+    }
+
+    /// A demand goes on without a page that is still being read, and without what comes after it.
+    pub(super) fn stop_waiting_for(&mut self, ticket: Ticket, id: PageId, effects: &mut Vec<Effect>) {
+        let loading = self.operations.get(&ticket).and_then(|op| op.loading.as_ref());
+        let at = loading.and_then(|l| l.plan.iter().position(|planned| planned.page() == Some(id)));
+        if let Some(at) = at {
+            self.cut(ticket, at);
+            self.advance(ticket, effects);
+        }
     }
 
     /// The plan ends before that place.

@@ -81,7 +81,8 @@ impl Core {
         }
         let (waiters, lingerers) = Default::default();
         let pending = stored.parts.len();
-        self.reads.insert(id, Reading { pending, failed: false, ahead, ticket, waiters, lingerers });
+        let (failed, overdue) = (false, false);
+        self.reads.insert(id, Reading { pending, failed, overdue, ahead, ticket, waiters, lingerers });
         Some(id)
     }
 
@@ -104,6 +105,25 @@ impl Core {
             self.end_read(id, &reading, effects);
         }
         None
+    }
+
+    /// A read is not waited for any more, by those who do and by those who come. It goes on, and is paid for.
+    pub(super) fn read_overdue(&mut self, at: SlotRef, effects: &mut Vec<Effect>) -> Option<super::Outcome> {
+        let id = self.slots.get(at).filter(|slot| slot.state == SlotState::Reading)?.page?;
+        let reading = self.reads.get_mut(&id)?;
+        reading.overdue = true;
+        let waiters = reading.waiters.clone();
+        self.mark(Mark::ReadOverdue);
+        for ticket in waiters {
+            self.stop_waiting_for(ticket, id, effects);
+        }
+        None
+    }
+
+    /// Whether the page is being read, and may be waited for.
+    pub(super) fn is_awaited(&self, key: &PageKey) -> bool {
+        let id = self.index.reading.get(key);
+        id.is_some_and(|id| self.reads.get(id).is_some_and(|reading| !reading.overdue))
     }
 
     fn end_read(&mut self, id: PageId, reading: &Reading, effects: &mut Vec<Effect>) {

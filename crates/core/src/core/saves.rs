@@ -177,7 +177,7 @@ impl Core {
             self.touch(page);
             return Grant::Exists;
         }
-        if self.index.pending.contains_key(&(target.instance, key)) || self.index.reading.contains_key(&key) {
+        if self.index.pending.contains_key(&(target.instance, key)) || self.is_awaited(&key) {
             self.mark(Mark::ReservePending);
             return Grant::Exists;
         }

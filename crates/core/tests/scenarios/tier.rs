@@ -169,6 +169,28 @@ fn a_bad_read_ends_the_prefix_and_is_never_tried_again() {
 }
 
 #[test]
+fn an_overdue_read_is_waited_for_by_nobody_and_keeps_its_slot_and_its_bytes() {
+    let mut world = tiered(8, |_| {});
+    store(&mut world, 0..3);
+    let (one, slots) = ask(&mut world, &chain(0..3), None);
+    let (two, _) = ask(&mut world, &chain(0..3), None);
+    end(&mut world, slots[0]);
+    end(&mut world, slots[2]);
+    let outcomes_of_both = outcomes(world.step(Event::ReadOverdue { slot: slots[1] }));
+    assert_eq!(outcomes_of_both.len(), 2, "what is before it is answered: {outcomes_of_both:?}");
+    assert!(outcomes_of_both.iter().all(|outcome| ready(std::slice::from_ref(outcome)).len() == 1));
+    // Who comes now does not wait either, and may compute and save the page.
+    assert_eq!(ready(&world.query(&chain(0..3)).1).len(), 1);
+    let grants = world.reserve(&chain(1..2), None, 1);
+    assert!(matches!(grants[..], [Grant::Slots(_)]), "{grants:?}");
+    world.release(one);
+    world.release(two);
+    assert!(world.core.ledger().reserved_bytes() >= SLOT_BYTES, "paid for while it is read");
+    end(&mut world, slots[1]);
+    assert_eq!(ready(&world.query(&chain(0..3)).1).len(), 3, "it came in the end");
+}
+
+#[test]
 fn reset_reaches_what_is_stored_what_is_written_and_what_is_read() {
     let mut world = tiered(4, |_| {});
     store(&mut world, 0..2);

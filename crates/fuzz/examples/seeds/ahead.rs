@@ -218,6 +218,10 @@ fn ends_of_reads() -> Files {
         ("closed_while_reading", story(ROOMY, &[SOLO, &store(1), &one, &[1, 0, 2, 0], READ])),
         ("forgotten_while_read", story(ROOMY, &[SOLO, &store(1), &one, FORGET_FIRST, READ])),
         ("extent_lost_while_read", story(ROOMY, &[SOLO, &store(1), &one, EXTENT_LOST, READ_FAILED])),
+        (
+            "read_overdue",
+            story(ROOMY, &[SOLO, &store(2), &ask(0, 2, 0), READ, &[251, 3, 128], &ask(0, 2, 0), READ]),
+        ),
         ("strict_miss", story(ROOMY, &[SOLO, &store(1), &ask(0, 2, STRICT)])),
         ("strict_read_failed", story(ROOMY, &[SOLO, &store(2), &ask(0, 2, STRICT), READ, READ_FAILED])),
         (

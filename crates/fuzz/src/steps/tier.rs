@@ -97,6 +97,12 @@ impl Tier {
         Some(Event::Scrubbed { slot, good: choice & 128 == 0 })
     }
 
+    /// A read is not waited for any more, and goes on. Low bits: which, counted from the oldest.
+    pub(super) fn take_long(&self, choice: u8) -> Option<Event<'static>> {
+        let nth = usize::from(choice & 127) % self.reads.len().max(1);
+        self.reads.get(nth).map(|&slot| Event::ReadOverdue { slot })
+    }
+
     /// The tier drops an extent by itself.
     pub(super) fn lose(&mut self, choice: u8) -> Option<Event<'static>> {
         let nth = usize::from(choice) % self.extents.len().max(1);

@@ -55,6 +55,7 @@ pub(crate) const ALL: &[Setting] = &[
         word(text).map(|v| args.ssd_write_policy = v)
     }),
     text("ssd_write_budget", BUDGET, |args, text| parse(text).map(|v| args.ssd_write_budget = Some(v))),
+    text("ssd_io", r#""auto", "io_uring" or "threads""#, |args, text| word(text).map(|v| args.ssd_io = v)),
     size("ssd_segment_size", |args, text| parse(text).map(|v| args.ssd_segment_size = Some(v))),
     size("memory_tier_size", |args, text| parse(text).map(|v| args.memory_tier_size = v)),
     number("memory_tier_delay_ms", "ms", |args, text| parse(text).map(|v| args.memory_tier_delay_ms = v)),

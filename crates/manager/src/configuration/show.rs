@@ -82,6 +82,7 @@ fn value_of(
         "ssd_write_budget" => {
             (args.ssd_write_budget.map_or(Value::Null, |rate| rate.to_string().into()), None)
         }
+        "ssd_io" => (word(&args.ssd_io), None),
         "ssd_segment_size" => match args.ssd_segment_size {
             Some(amount) => of_disk(amount, None),
             None => (Value::Null, Some("a 64th of a directory's capacity, 64 MiB to 1 GiB".to_owned())),

@@ -45,6 +45,7 @@ fn the_file_sets_every_key() {
         ssd_min_free = 0
         ssd_write_policy = "reuse"
         ssd_write_budget = "1tb/day"
+        ssd_io = "io_uring"
         ssd_segment_size = "1mib"
         memory_tier_size = 0
         memory_tier_delay_ms = "7"
@@ -68,6 +69,7 @@ fn the_file_sets_every_key() {
     assert_eq!(args.ssd_cache_capacity, Some(Amount::Bytes(64_000_000_000)));
     assert_eq!((args.ssd_min_free.0, args.ssd_segment_size), (None, Some(Amount::Bytes(1 << 20))));
     assert_eq!(args.ssd_write_policy, crate::SsdWritePolicy::Reuse);
+    assert_eq!(args.ssd_io, crate::SsdIo::IoUring);
     assert_eq!((args.memory_tier_size.0, args.memory_tier_delay_ms), (None, 7));
     assert_eq!(args.memory_tier_depth, 4);
     assert_eq!(args.ssd_write_budget, Some("1tb/day".parse().unwrap()));

@@ -4,7 +4,7 @@ use super::Server;
 use crate::convert;
 use crate::outbox::Ids;
 use crate::tally::CloseReason;
-use crate::tier::{Done, Job, Order, Place, Tier};
+use crate::tier::{Done, Job, Place, Tier};
 use orbitkv_core::{
     Effect, Event, OperationId, OperationOutcome, Revision, SegmentId, SessionId, SlotRef, Ticket,
 };
@@ -87,19 +87,23 @@ impl Server {
             Effect::ShareSegment { segment, session } => self.share(segment, session),
             Effect::Write { slot, shard } => {
                 let job = self.place(slot, shard.payload_bytes).map(|from| Job::Write { slot, shard, from });
-                self.submit(job.map(Order::Do));
+                self.submit(job);
             }
             Effect::Read { slot, extent, name, payload_bytes, crc, ticket, urgent } => {
                 let place = self.place(slot, payload_bytes);
                 let job = place.map(|into| Job::Read { slot, extent, name, crc, ticket, urgent, into });
-                self.submit(job.map(Order::Do));
+                self.submit(job);
             }
             Effect::Scrub { slot, payload_bytes, crc } => self.scrub_slot(slot, payload_bytes, crc),
-            Effect::Hasten { ticket } => self.submit(Some(Order::Hasten { ticket })),
-            Effect::ForgetNamespace { namespace } => self.submit(Some(Order::Forget { namespace })),
-            Effect::Erase { extent } => self.submit(Some(Order::Erase { extent })),
+            Effect::Hasten { ticket } => self.tier.iter_mut().for_each(|tier| tier.hasten(ticket)),
+            Effect::ForgetNamespace { namespace } => {
+                self.tier.iter_mut().for_each(|tier| tier.forget(namespace));
+                self.watch_soon();
+            }
+            Effect::Erase { extent } => self.tier.iter_mut().for_each(|tier| tier.erase(extent)),
             Effect::DropSegment { segment } => {
-                for session in self.pool.release(segment.0) {
+                let tier = self.tier.as_ref();
+                for session in self.pool.release(segment.0, |segment| Some(tier?.remove_segment(segment))) {
                     let message = ToClient::SegmentGone { segment: segment.0 };
                     self.send_to(SessionId(session), Ids::default(), &message);
                 }
@@ -154,11 +158,19 @@ impl Server {
         Some(Place { segment: Arc::clone(&shared.segment), offset, bytes })
     }
 
-    fn submit(&mut self, order: Option<Order>) {
-        match (&mut self.tier, order) {
-            (Some(tier), Some(order)) => tier.submit(order),
+    fn submit(&mut self, job: Option<Job>) {
+        match (&mut self.tier, job) {
+            (Some(tier), Some(job)) => tier.submit(job),
             _ => tracing::error!("work for a tier that is not there"),
         }
+        if self.tier.as_ref().is_some_and(Tier::has_answers) {
+            // Not from here: the core is in the middle of a step.
+            self.waker.wake();
+        }
+        self.watch_soon();
+    }
+
+    fn watch_soon(&mut self) {
         if self.watch_tier_at.is_none() {
             self.watch_tier_at = Some(self.clock.now().plus_ms(WATCH_MS));
         }
@@ -178,6 +190,8 @@ impl Server {
         let event = match *done {
             Done::Written { slot, extent } => Event::Written { slot, extent },
             Done::Read { slot, good } => Event::ReadDone { slot, good },
+            Done::Overdue { slot } => Event::ReadOverdue { slot },
+            Done::Forgotten { number, recorded } => return self.reset_recorded(number, recorded),
             Done::Lost { name, extent } => Event::ExtentLost { name, extent },
             Done::Moved { name, from, to } => Event::ExtentMoved { name, from, to },
             Done::FoundAll => Event::FoundAll,
@@ -194,12 +208,13 @@ impl Server {
 
     /// Looks whether the tier moves, while somebody waits for it.
     pub(super) fn watch_tier(&mut self) {
-        let told = self.tier.as_mut().and_then(|tier| tier.watch(Instant::now()));
-        if let Some(done) = told {
-            self.feed_done(&done);
+        if let Some(tier) = &mut self.tier {
+            tier.watch(Instant::now());
+            self.take_done();
         }
-        let waited_for =
-            self.core.tier_inflight() != (0, 0) || self.tier.as_ref().is_some_and(Tier::is_stuck);
+        let waited_for = self.core.tier_inflight() != (0, 0)
+            || !self.resets.is_empty()
+            || self.tier.as_ref().is_some_and(Tier::is_stuck);
         self.watch_tier_at = waited_for.then(|| self.clock.now().plus_ms(WATCH_MS));
     }
 
@@ -210,6 +225,9 @@ impl Server {
             match result {
                 Ok(()) => {
                     tracing::debug!(segment = id, "segment ready");
+                    if let (Some(tier), Some(shared)) = (&self.tier, self.pool.get_mut(id)) {
+                        tier.add_segment(&shared.segment);
+                    }
                     self.feed(Event::SegmentReady { segment });
                 }
                 Err(error) => {

@@ -7,6 +7,7 @@ mod evidence;
 mod greeting;
 mod receive;
 mod requests;
+mod resets;
 mod scrub;
 mod send;
 mod timers;
@@ -115,6 +116,8 @@ pub(crate) struct Server {
     scrubber: Option<Scrubber>,
     /// When to look whether the tier moves; set while somebody waits for it.
     watch_tier_at: Option<Micros>,
+    /// Resets that are not recorded yet, oldest first.
+    resets: VecDeque<resets::Unrecorded>,
     tally: Tally,
     leases: LeaseClock,
     /// Connections without a hello, oldest first.
@@ -175,6 +178,7 @@ impl Server {
             scrub_rate: parts.scrub_rate,
             scrubber,
             watch_tier_at: None,
+            resets: VecDeque::new(),
             tally: Tally::default(),
             leases: LeaseClock::default(),
             greetings: VecDeque::new(),

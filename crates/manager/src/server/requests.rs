@@ -70,11 +70,7 @@ impl Server {
             ToManager::Fenced { scheduler } => {
                 self.feed(Event::Fenced { session, scheduler: SessionId(scheduler) });
             }
-            ToManager::Reset => {
-                if self.feed(Event::Reset { session }) {
-                    self.send(id, ids(header), &ToClient::ResetDone, None);
-                }
-            }
+            ToManager::Reset => self.reset(session, id, ids(header)),
             ToManager::CopiesEnded { session: old } => self.copies_ended_of(id, sender, header, old),
         }
     }

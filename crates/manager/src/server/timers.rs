@@ -28,6 +28,7 @@ impl Server {
             self.drain_until,
             self.watch_tier_at,
             self.scrubber.as_ref().and_then(Scrubber::due),
+            self.resets_due(),
         ];
         due.into_iter().flatten().min().map(|at| self.clock.until(at))
     }
@@ -41,6 +42,7 @@ impl Server {
             self.watch_tier();
         }
         self.scrub();
+        self.expire_resets(now);
         while let Some(id) = pop_due(&mut self.greetings, now) {
             if self.connections.get(&id).is_some_and(|c| c.stage == Stage::Greeting) {
                 self.close(id, CloseReason::NoHello);

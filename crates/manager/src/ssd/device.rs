@@ -129,7 +129,19 @@ impl<D: PageDisk> Device<D> {
                     self.moves.unwanted(extent);
                     self.log.erase(extent);
                 }
-                Ok(Order::Forget { namespace }) => self.forget(namespace),
+                Ok(Order::Forget { namespace, number }) => {
+                    let recorded = self.forget(namespace);
+                    self.outlet.tell(Done::Forgotten { number, recorded });
+                }
+                Ok(Order::AddSegment { segment }) => {
+                    self.log.disk_mut().add_segment(&segment);
+                    self.note_mode();
+                }
+                Ok(Order::RemoveSegment { segment, let_go }) => {
+                    self.log.disk_mut().remove_segment(&segment);
+                    drop((segment, let_go));
+                    self.note_mode();
+                }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -146,7 +158,8 @@ impl<D: PageDisk> Device<D> {
 
     /// What waits to be written under that name is not written: it would outlive the order. What the disk has
     /// already is older than the order, for the log too.
-    fn forget(&mut self, namespace: NamespaceDigest) {
+    /// True once later managers know it too.
+    fn forget(&mut self, namespace: NamespaceDigest) -> bool {
         let of_it = |write: &Write| write.shard.name.namespace == namespace;
         let waiting = self.waiting.remove_writes(|task| matches!(task, Task::Write(write) if of_it(write)));
         let held = self.held.extract_if(.., |write| of_it(write)).map(Task::Write);
@@ -156,17 +169,24 @@ impl<D: PageDisk> Device<D> {
             }
         }
         self.moves.unwanted_of(&namespace.0);
-        match self.log.forget(&namespace.0) {
+        // It waits for the device, which may be stuck.
+        self.report.busy(Some(self.oldest().unwrap_or_else(Instant::now)));
+        #[cfg(feature = "test-hooks")]
+        orbitkv_holds::wait_if_held("ssd_forget");
+        let recorded = self.log.forget(&namespace.0);
+        match &recorded {
             Ok(()) => self.report.update(|status| status.recorded_resets += 1),
             Err(error) => {
+                self.report.update(|status| status.unrecorded_resets += 1);
                 tracing::error!(
                     directory = self.report.path(),
                     "pages that were reset may be found again by the next manager: {error}; remove the files of \
                      the directory before it starts"
                 );
-                self.store_failed(&error);
+                self.store_failed(error);
             }
         }
+        recorded.is_ok()
     }
 
     fn begin_tasks(&mut self) {

@@ -15,6 +15,10 @@ const LOGGED: u32 = 10;
 #[derive(Debug, Default)]
 pub(super) struct Health {
     pub(super) state: SsdState,
+    /// Full, and writing all the same to see whether there is room now.
+    trying: bool,
+    /// There was, since it began to try.
+    succeeded: bool,
     failed_reads: u32,
     logged: u32,
 }
@@ -22,6 +26,10 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn read_well(&mut self) {
         self.failed_reads = 0;
+    }
+
+    pub(super) fn wrote_well(&mut self) {
+        self.succeeded = true;
     }
 
     /// Whether this bad page is to be logged.
@@ -34,7 +42,35 @@ impl Health {
 impl<D: PageDisk> Device<D> {
     /// Whether pages may be written now.
     pub(super) fn is_writable(&self) -> bool {
-        matches!(self.health.state, SsdState::Serving)
+        match self.health.state {
+            SsdState::Serving => true,
+            SsdState::Full => self.health.trying,
+            _ => false,
+        }
+    }
+
+    /// While full: whether pages are written to see if there is room again. Nobody is told of it: the state is the
+    /// same until one of them has a place.
+    pub(super) fn set_trying(&mut self, trying: bool) {
+        self.health.succeeded = false;
+        if std::mem::replace(&mut self.health.trying, trying) != trying {
+            self.tell_state();
+        }
+    }
+
+    /// Now and then, while full. What was written well until now has shown that there is room; one page that had
+    /// a place in what is allocated already has not.
+    pub(super) fn try_again(&mut self) {
+        if self.health.trying && self.health.succeeded {
+            self.set_state(SsdState::Serving, "there is room again");
+        } else {
+            self.set_trying(true);
+        }
+    }
+
+    fn tell_state(&mut self) {
+        let (reads, writes) = (self.health.state != SsdState::Off, self.is_writable());
+        self.outlet.tell(Done::State { reads, writes });
     }
 
     /// Changes what is done, says so once, and tells the core.
@@ -42,10 +78,13 @@ impl<D: PageDisk> Device<D> {
         let before = self.health.state;
         // Nothing is trusted again before the next start.
         let kept = before == SsdState::Off || (before == SsdState::ReadOnly && state != SsdState::Off);
+        if before == state && state == SsdState::Full {
+            return self.set_trying(false);
+        }
         if before == state || kept {
             return;
         }
-        self.health.state = state;
+        (self.health.state, self.health.trying) = (state, false);
         self.report.update(|status| status.state = state);
         let directory = self.report.path();
         match state {
@@ -63,8 +102,7 @@ impl<D: PageDisk> Device<D> {
             }
             SsdState::Off => tracing::error!(directory, "SSD cache is off: {why}; going on without it"),
         }
-        let writes = state == SsdState::Serving;
-        self.outlet.tell(Done::State { reads: state != SsdState::Off, writes });
+        self.tell_state();
     }
 
     /// The store could not do something of its own.

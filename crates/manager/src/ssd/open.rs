@@ -3,12 +3,15 @@
 use super::names::MAX_SEGMENTS;
 use super::settings::{Capacity, SsdSettings};
 use orbitkv_store::{Directory, DirectoryError, HostDirectory, Log, LogConfig, StoreError, lock_holder};
-use orbitkv_uring::{DiskConfig, OpenError};
+use orbitkv_uring::{DiskConfig, OpenError, PageDisk};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// How pages are read and written: whatever is a `PageDisk` can stand here, and in [`open_one`].
-type PageFiles = orbitkv_uring::PageDisk;
+#[cfg(not(feature = "test-hooks"))]
+type PageFiles = PageDisk;
+#[cfg(feature = "test-hooks")]
+type PageFiles = super::hooks::FaultyDisk;
 
 /// A directory with its lock, and what was found at first sight.
 #[derive(Debug)]
@@ -109,8 +112,11 @@ fn open_one(settings: &SsdSettings, path: &Path) -> Result<OpenedDirectory, SsdE
     if capacity_bytes > max_bytes {
         return Err(SsdError::TooLarge { path: path.to_owned(), capacity_bytes, segment_bytes, max_bytes });
     }
-    let disk = PageFiles::open(directory, &DiskConfig { register: false, ..DiskConfig::default() })
+    let config_of_disk = DiskConfig { engine: settings.engine, ..DiskConfig::default() };
+    let disk = PageDisk::open(directory, &config_of_disk)
         .map_err(|source| SsdError::Disk { path: path.to_owned(), source })?;
+    #[cfg(feature = "test-hooks")]
+    let disk = super::hooks::faulty(disk, path);
     let log = Log::open(disk, config).map_err(|source| {
         let path = path.to_owned();
         match source {

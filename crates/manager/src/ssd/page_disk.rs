@@ -1,6 +1,7 @@
 //! What a directory's thread needs of a disk, whatever it is made of.
 
 use crate::tier::{Bell, Place};
+use orbitkv_shm::Segment;
 use orbitkv_store::{Block, Direction, Disk};
 use std::time::Duration;
 
@@ -46,4 +47,13 @@ pub(crate) trait PageDisk: Disk<Buffer: PageBuffer> + Send + 'static {
 
     /// What brings pages to the kernel, for labels.
     fn engine(&self) -> &'static str;
+
+    /// Whether the kernel knows every pool segment that was added.
+    fn is_registered(&self) -> bool;
+
+    /// Makes a segment of the pool known to the kernel, where that is allowed. Without it all works, a little slower.
+    fn add_segment(&mut self, segment: &Segment);
+
+    /// Ends that, before the segment's memory goes.
+    fn remove_segment(&mut self, segment: &Segment);
 }

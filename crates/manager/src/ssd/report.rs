@@ -52,6 +52,8 @@ pub(crate) struct SsdStatus {
     pub(crate) direct: bool,
     /// What brings them to the kernel.
     pub(crate) engine: &'static str,
+    /// Whether the kernel knows all pool segments, so that it need not look their pages up for each request.
+    pub(crate) registered: bool,
     /// The cap.
     pub(crate) capacity_bytes: u64,
     /// What the file system has given to the directory.
@@ -81,6 +83,8 @@ pub(crate) struct SsdStatus {
     pub(crate) write_budget: Option<BudgetStatus>,
     /// Resets of a namespace that hold for later managers too.
     pub(crate) recorded_resets: u64,
+    /// Resets that could not be recorded: later managers may find what was reset.
+    pub(crate) unrecorded_resets: u64,
 }
 
 /// How far a directory has been read after the start.

@@ -106,6 +106,7 @@ impl<D: PageDisk> Device<D> {
             self.write_failed(error);
             return self.give_up(page);
         }
+        self.health.wrote_well();
         let name = stored_name(&page.page.name);
         match (tagged(self.number, page.extent), tagged(self.number, to)) {
             // The core erases it where it is now if it does not want it any more.
@@ -147,9 +148,10 @@ impl<D: PageDisk> Device<D> {
     pub(super) fn check(&mut self, now: Instant) {
         self.next_check = now + CHECK;
         if self.recovering.is_none() {
+            // What was full may not be any more, whether pages found a place meanwhile or not.
+            self.log.resume(false);
             if self.health.state == SsdState::Full {
-                self.log.resume(false);
-                self.set_state(SsdState::Serving, "trying again");
+                self.try_again();
             }
             if let Err(error) = self.log.shrink() {
                 self.store_failed(&error);
@@ -159,14 +161,20 @@ impl<D: PageDisk> Device<D> {
         self.measure();
     }
 
+    /// A file may show what the directory did not, that the page cache cannot be avoided; a segment, that memory
+    /// cannot be locked.
+    pub(super) fn note_mode(&mut self) {
+        let disk = self.log.disk_mut();
+        let (mode, registered) = (disk.mode(), disk.is_registered());
+        if self.report.status().mode != mode {
+            tracing::info!(directory = self.report.path(), mode, "SSD cache");
+        }
+        self.report.update(|status| (status.mode, status.registered) = (mode, registered));
+    }
+
     /// Brings the report up to date.
     pub(super) fn measure(&mut self) {
-        let mode = self.log.disk_mut().mode();
-        if self.report.status().mode != mode {
-            // A file may show what the directory did not: that the page cache cannot be avoided.
-            tracing::info!(directory = self.report.path(), mode, "SSD cache");
-            self.report.update(|status| status.mode = mode);
-        }
+        self.note_mode();
         match self.log.usage() {
             Ok(usage) => {
                 let direct = self.log.disk_mut().is_direct();

@@ -1,6 +1,7 @@
 //! Where the SSD cache lies and how large it may become.
 
 use crate::AmountOrNone;
+use orbitkv_uring::DiskEngine;
 use std::path::PathBuf;
 
 /// Room of a directory.
@@ -20,6 +21,8 @@ pub(crate) struct SsdSettings {
     pub(crate) capacity: Capacity,
     /// What stays free for others: bytes, or a share of each file system.
     pub(crate) min_free: AmountOrNone,
+    /// What brings pages to the kernel.
+    pub(crate) engine: DiskEngine,
     /// Of new segments; `None`: as the capacity suggests.
     pub(crate) segment_bytes: Option<u64>,
 }

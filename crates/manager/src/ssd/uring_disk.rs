@@ -2,6 +2,7 @@
 
 use super::page_disk::{HEADER_BYTES, PageBuffer, PageDisk};
 use crate::tier::{Bell, Place};
+use orbitkv_shm::Segment;
 use orbitkv_store::{BLOCK_BYTES, Block, Direction};
 use orbitkv_uring::{IoBuffer, PageIo};
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl PageBuffer for IoBuffer {
     }
 }
 
-impl PageDisk for orbitkv_uring::PageDisk {
+impl<D: PageIo + Send + 'static> PageDisk for D {
     fn bell(&self) -> Option<Bell> {
         let waker = self.waker();
         Some(Arc::new(move || waker.wake()))
@@ -60,5 +61,17 @@ impl PageDisk for orbitkv_uring::PageDisk {
 
     fn engine(&self) -> &'static str {
         PageIo::mode(self).engine.label()
+    }
+
+    fn is_registered(&self) -> bool {
+        PageIo::mode(self).registered
+    }
+
+    fn add_segment(&mut self, segment: &Segment) {
+        PageIo::add_segment(self, segment.region());
+    }
+
+    fn remove_segment(&mut self, segment: &Segment) {
+        PageIo::remove_segment(self, segment.region());
     }
 }

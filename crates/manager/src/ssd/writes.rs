@@ -79,6 +79,7 @@ impl<D: PageDisk> Device<D> {
         match result {
             Ok(()) => {
                 self.report.update(|status| status.written_bytes += u64::from(bytes));
+                self.health.wrote_well();
                 let id = tagged(self.number, extent);
                 if id.is_none() {
                     self.log.erase(extent);

@@ -35,6 +35,11 @@ impl Ends {
     pub(crate) fn split(self) -> (Receiver<Order>, SyncSender<Done>, Alive) {
         (self.orders, self.done, self.alive)
     }
+
+    #[cfg(test)]
+    pub(crate) fn orders(&self) -> &Receiver<Order> {
+        &self.orders
+    }
 }
 
 /// Both ends of a device that is to be started. Until it has a bell, orders wake nobody.

@@ -114,6 +114,7 @@ impl Model {
             | Event::DropUnleased
             | Event::Written { .. }
             | Event::ReadDone { .. }
+            | Event::ReadOverdue { .. }
             | Event::ExtentLost { .. }
             | Event::ExtentMoved { .. }
             | Event::Found(_)
@@ -254,6 +255,7 @@ impl Model {
             Event::Scrubbed { slot, good } => self.scrub_ended(slot, good),
             Event::Candidates { .. }
             | Event::Attest { .. }
+            | Event::ReadOverdue { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
             | Event::Scrub { .. }

@@ -1,16 +1,18 @@
 //! A directory, its thread, and slots to write from and read into.
 
-use super::faulty::{Fault, FaultyDisk, Plan};
 use crate::ssd::{self, OpenedDirectory, Report, WriteBudget};
-use crate::tier::{Done, Handle, Job, Order, Place};
+use crate::tier::{Done, Handle, Job, LetGo, Order, Place};
 use crate::waker::Waker;
 use orbitkv_core::{
     BlockHash, ExtentId, GroupId, NamespaceDigest, OperationId, Revision, SegmentId, SessionId, ShardId,
     SlotRef, StoredName, StoredShard, Ticket,
 };
 use orbitkv_shm::Segment;
-use orbitkv_store::{FileDisk, HostDirectory, Log, LogConfig, crc64};
-use std::sync::{Arc, Mutex};
+use orbitkv_store::{Direction, HostDirectory, Log, LogConfig, crc64};
+use orbitkv_uring::faults::{DiskFault, Fault, FaultDisk, FaultPlan, Planned};
+use orbitkv_uring::{DiskConfig, PageDisk};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -21,7 +23,7 @@ const NAMESPACE: NamespaceDigest = NamespaceDigest([7; 32]);
 
 pub(super) struct World {
     dir: TempDir,
-    plan: Arc<Mutex<Plan>>,
+    plan: FaultPlan,
     handle: Handle,
     pub(super) report: Arc<Report>,
     memory: Arc<Segment>,
@@ -43,10 +45,11 @@ impl World {
 
     /// With everything found.
     fn on(dir: TempDir) -> Self {
-        let plan = Arc::new(Mutex::new(Plan::default()));
+        let plan = FaultPlan::default();
         let directory = HostDirectory::open(dir.path()).unwrap();
         let config = LogConfig { capacity_bytes: 4 << 20, segment_bytes: 1 << 20, min_free_bytes: 0 };
-        let log = Log::open(FaultyDisk::new(FileDisk::new(directory), Arc::clone(&plan)), config).unwrap();
+        let disk = PageDisk::open(directory, &DiskConfig::default()).unwrap();
+        let log = Log::open(FaultDisk::with_source(disk, plan.clone()), config).unwrap();
         let opened = OpenedDirectory { log, path: dir.path().to_owned() };
         let (handle, report) = ssd::start(opened, 3, WriteBudget::default(), Waker::new().unwrap()).unwrap();
         let memory = Arc::new(Segment::create("slots", 64 * SLOT_BYTES).unwrap());
@@ -64,12 +67,39 @@ impl World {
         Self::on(self.dir)
     }
 
-    pub(super) fn fault(&self, fault: Fault) {
-        self.plan.lock().unwrap().fault = Some(fault);
+    /// The next so many requests of that direction end so.
+    pub(super) fn fail(&self, direction: Direction, fault: DiskFault, count: u64) {
+        self.plan.set(vec![Planned { direction, after: 0, count, fault: Fault::Error(fault) }]);
     }
 
+    /// Nothing that is asked from now on ends, or all of it does.
     pub(super) fn stall(&self, stalled: bool) {
-        self.plan.lock().unwrap().stalled = stalled;
+        let count = if stalled { u64::MAX } else { 0 };
+        let stuck = |direction| Planned { direction, after: 0, count, fault: Fault::Stuck };
+        self.plan.set(vec![stuck(Direction::Read), stuck(Direction::Write)]);
+        if !stalled {
+            self.plan.release();
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(super) fn add_memory(&self) {
+        assert!(self.handle.send(Order::AddSegment { segment: Arc::clone(&self.memory) }));
+    }
+
+    /// Waits until the disk has let go of it.
+    pub(super) fn remove_memory(&self) {
+        let (let_go, all_gone) = LetGo::new();
+        assert!(self.handle.send(Order::RemoveSegment { segment: Arc::clone(&self.memory), let_go }));
+        assert_eq!(all_gone.recv_timeout(PATIENCE), Err(std::sync::mpsc::RecvTimeoutError::Disconnected));
+    }
+
+    /// Who keeps the slots mapped.
+    pub(super) fn users_of_memory(&self) -> usize {
+        Arc::strong_count(self.memory.region())
     }
 
     fn place(&self, page: u32) -> Place {
@@ -136,7 +166,19 @@ impl World {
     }
 
     pub(super) fn forget(&mut self) {
-        assert!(self.handle.send(Order::Forget { namespace: NAMESPACE }));
+        assert!(self.handle.send(Order::Forget { namespace: NAMESPACE, number: 1 }));
+    }
+
+    /// Whether it was recorded.
+    pub(super) fn forget_and_wait(&mut self) -> bool {
+        self.done.clear();
+        self.forget();
+        let recorded = |done: &Done| match done {
+            Done::Forgotten { recorded, .. } => Some(*recorded),
+            _ => None,
+        };
+        self.wait_until(|world| world.done.iter().any(|done| recorded(done).is_some()));
+        self.done.iter().find_map(recorded).unwrap()
     }
 
     /// The next answer, noted.

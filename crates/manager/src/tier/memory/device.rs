@@ -61,7 +61,7 @@ impl Device {
             // All that has come before any of it begins: who came first is one thing, who goes first another.
             loop {
                 match todo.try_recv() {
-                    Ok(order) => self.take(order),
+                    Ok(order) => self.take(order, outlet),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
@@ -72,7 +72,7 @@ impl Device {
                 None => todo.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match next {
-                Ok(order) => self.take(order),
+                Ok(order) => self.take(order, outlet),
                 Err(RecvTimeoutError::Timeout) => {
                     self.end_first(outlet);
                     outlet.flush();
@@ -82,7 +82,7 @@ impl Device {
         }
     }
 
-    fn take(&mut self, order: Order) {
+    fn take(&mut self, order: Order, outlet: &mut Outlet) {
         match order {
             Order::Do(job) => {
                 let service = match &job {
@@ -95,7 +95,13 @@ impl Device {
             Order::Hasten { ticket } => self.waiting.hasten(ticket),
             // Metadata alone. A read of it that still waits fails; it was forgotten, so nobody wants it.
             Order::Erase { extent } => self.store.erase(extent),
-            Order::Forget { namespace } => self.store.forget(&namespace),
+            Order::Forget { namespace, number } => {
+                self.store.forget(&namespace);
+                // There is no later manager that could know of it.
+                outlet.tell(Done::Forgotten { number, recorded: true });
+                outlet.flush();
+            }
+            Order::AddSegment { .. } | Order::RemoveSegment { .. } => {}
         }
     }
 
