@@ -18,6 +18,8 @@ QUERY_REPLY_FIRST = "query_reply_first"  # N: at most N answers wait, later ones
 SSD_READ = "ssd_read"  # the thread of a cache directory, before it gives the disk a page to read
 SSD_WRITE = "ssd_write"  # the same, to write
 MEMORY_TIER_DELAY = "memory_tier_delay_ms"  # N: what the tier begins from now on takes N ms
+SSD_FORGET = "ssd_forget"  # before a directory records a reset
+SSD_FAULT = "ssd_fault"  # NAME read|write eio|short|enospc|erofs|slow=MS|stuck [COUNT]; another …
 # In an engine process.
 COPY_RESTORE = "copy_restore"  # before the first byte of a restore moves
 COPY_SAVE = "copy_save"  # before the first byte of a save moves
