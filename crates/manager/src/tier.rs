@@ -272,9 +272,9 @@ impl Tier {
         self.answers.extend(state);
     }
 
-    /// Whether there is something to watch although the core waits for nothing.
-    pub(crate) fn is_stuck(&self) -> bool {
-        self.devices.iter().any(|device| device.stuck)
+    /// Whether there is something to watch, whatever the core waits for.
+    pub(crate) fn is_busy(&self, now: Instant) -> bool {
+        self.devices.iter().any(|device| device.stuck || device.is_busy(now))
     }
 
     /// Payload that is being written.

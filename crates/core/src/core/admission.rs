@@ -91,9 +91,11 @@ impl Core {
 
     /// Whether a page is in memory, or could be read.
     pub(super) fn obtainable(&self, key: &PageKey) -> bool {
-        (self.tier_reads && self.stored.contains(key))
-            || self.is_awaited(key)
-            || self.index.sealed(key).is_some()
+        let readable = match self.index.reading.get(key) {
+            Some(id) => self.is_awaited(*id),
+            None => self.tier_reads && self.stored.contains(key),
+        };
+        readable || self.index.sealed(key).is_some()
     }
 
     /// Whether a strict demand would not get all it asks for.

@@ -181,7 +181,7 @@ impl Core {
         };
         let bytes = shape.page_bytes();
         if let Some(&page) = self.index.reading.get(&key) {
-            if !self.is_awaited(&key) {
+            if !self.is_awaited(page) {
                 return Step::End;
             }
             self.mark(Mark::ReadShared);

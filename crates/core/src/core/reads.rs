@@ -120,10 +120,9 @@ impl Core {
         None
     }
 
-    /// Whether the page is being read, and may be waited for.
-    pub(super) fn is_awaited(&self, key: &PageKey) -> bool {
-        let id = self.index.reading.get(key);
-        id.is_some_and(|id| self.reads.get(id).is_some_and(|reading| !reading.overdue))
+    /// Whether a page that is being read may be waited for.
+    pub(super) fn is_awaited(&self, page: PageId) -> bool {
+        self.reads.get(&page).is_some_and(|reading| !reading.overdue)
     }
 
     fn end_read(&mut self, id: PageId, reading: &Reading, effects: &mut Vec<Effect>) {

@@ -177,7 +177,8 @@ impl Core {
             self.touch(page);
             return Grant::Exists;
         }
-        if self.index.pending.contains_key(&(target.instance, key)) || self.is_awaited(&key) {
+        let read = self.index.reading.get(&key).is_some_and(|page| self.is_awaited(*page));
+        if read || self.index.pending.contains_key(&(target.instance, key)) {
             self.mark(Mark::ReservePending);
             return Grant::Exists;
         }

@@ -208,14 +208,14 @@ impl Server {
 
     /// Looks whether the tier moves, while somebody waits for it.
     pub(super) fn watch_tier(&mut self) {
+        let now = Instant::now();
         if let Some(tier) = &mut self.tier {
-            tier.watch(Instant::now());
+            tier.watch(now);
             self.take_done();
         }
-        let waited_for = self.core.tier_inflight() != (0, 0)
-            || !self.resets.is_empty()
-            || self.tier.as_ref().is_some_and(Tier::is_stuck);
-        self.watch_tier_at = waited_for.then(|| self.clock.now().plus_ms(WATCH_MS));
+        let busy = self.tier.as_ref().is_some_and(|tier| tier.is_busy(now));
+        let watched = busy || self.core.tier_inflight() != (0, 0);
+        self.watch_tier_at = watched.then(|| self.clock.now().plus_ms(WATCH_MS));
     }
 
     /// Tells the core about segments that have grown, or could not.

@@ -36,6 +36,10 @@ impl Device {
         self.writes && !self.stuck
     }
 
+    pub(super) fn is_busy(&self, now: Instant) -> bool {
+        self.report.as_ref().is_some_and(|report| report.busy_for(now).is_some())
+    }
+
     /// Looks whether it moves. True if it has just stopped to.
     pub(super) fn becomes_stuck(&mut self, now: Instant) -> bool {
         let Some(report) = &self.report else { return false };

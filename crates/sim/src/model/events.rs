@@ -247,6 +247,7 @@ impl Model {
             Event::DropUnleased => self.drop_unleased(),
             Event::Written { slot, extent } => self.written(slot, extent),
             Event::ReadDone { slot, good } => self.read_ended(slot, good),
+            Event::ReadOverdue { slot } => self.read_overdue(slot),
             Event::ExtentLost { extent, .. } => self.extent_lost(extent),
             Event::ExtentMoved { from, to, .. } => self.tier.moved(from, to),
             Event::Found(found) => self.tier.found(found),
@@ -255,7 +256,6 @@ impl Model {
             Event::Scrubbed { slot, good } => self.scrub_ended(slot, good),
             Event::Candidates { .. }
             | Event::Attest { .. }
-            | Event::ReadOverdue { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }
             | Event::Scrub { .. }

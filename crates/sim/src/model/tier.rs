@@ -23,6 +23,8 @@ struct Read {
     parts: Vec<PagePart>,
     pending: Vec<SlotRef>,
     failed: bool,
+    /// Nobody is to wait for it.
+    overdue: bool,
     forgotten: bool,
 }
 
@@ -44,8 +46,10 @@ pub(super) struct Tier {
 impl Tier {
     /// Whether a page can be had by a read.
     pub(super) fn has(&self, key: &Key) -> bool {
-        (!self.unreadable && self.stored.contains_key(key))
-            || self.reads.iter().any(|r| r.key == *key && !r.forgotten)
+        match self.reads.iter().find(|r| r.key == *key && !r.forgotten) {
+            Some(read) => !read.overdue,
+            None => !self.unreadable && self.stored.contains_key(key),
+        }
     }
 
     /// Bytes of a page in memory are bad: what is being written of them must not be read.
@@ -189,7 +193,8 @@ impl Model {
                 let twice = self.tier.reads.iter().any(|r| r.key == key && !r.forgotten);
                 ensure(!twice && parts[0].0 == extent, Checker::Model, || format!("{key:?} is read twice"))?;
                 let (parts, pending) = (vec![part], vec![slot]);
-                self.tier.reads.push(Read { key, parts, pending, failed: false, forgotten: false });
+                let (failed, overdue, forgotten) = (false, false, false);
+                self.tier.reads.push(Read { key, parts, pending, failed, overdue, forgotten });
             }
         }
         Ok(())
@@ -213,6 +218,12 @@ impl Model {
                 (false, false) => self.complete.entry(read.key).or_default().push(read.parts),
             }
         }
+    }
+
+    /// The tier says that it takes too long.
+    pub(super) fn read_overdue(&mut self, slot: SlotRef) {
+        let late = self.tier.reads.iter_mut().filter(|read| read.pending.contains(&slot));
+        late.for_each(|read| read.overdue = true);
     }
 
     /// The tier dropped an extent: the page is not stored any more.
