@@ -106,6 +106,23 @@ fn a_forgotten_namespace_does_not_come_back_but_its_new_pages_do() {
 }
 
 #[test]
+fn what_was_forgotten_does_not_come_back_when_the_power_fails_at_once() {
+    let mut others = 0;
+    for seed in 0..200 {
+        let mut log = Log::open(SimDisk::new(1 << 30, seed), config(4)).unwrap();
+        write_all(&mut log, 0..9);
+        log.disk_mut().settle();
+        log.forget(&page(1).name.namespace).unwrap();
+        // It is durable from here on: nothing else makes it so.
+        let mut log = Log::open(log.into_disk().crash(), config(4)).unwrap();
+        let found = numbers(&recover(&mut log));
+        assert!(!found.iter().any(|number| [1, 4, 7].contains(number)), "seed {seed}: {found:?}");
+        others += found.len();
+    }
+    assert_eq!(others, 200 * 6, "control: the pages of other namespaces are there");
+}
+
+#[test]
 fn an_eviction_that_cannot_be_recorded_is_reported_all_the_same() {
     let mut log = log(3);
     let stored = write_all(&mut log, 0..12);
