@@ -3,6 +3,7 @@
 //! A kill loses nothing that was written: the kernel has it. So every other round ends quietly, and the next manager
 //! must find each page. The rounds between are killed under load, and then a few blocks of what was written last are
 //! overwritten, as a power failure may leave them: whatever is handed out must be what was saved.
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 

@@ -101,13 +101,14 @@ impl Server {
                 self.watch_soon();
             }
             Effect::Erase { extent } => self.tier.iter_mut().for_each(|tier| tier.erase(extent)),
-            Effect::DropSegment { segment } => {
-                let tier = self.tier.as_ref();
-                for session in self.pool.release(segment.0, |segment| Some(tier?.remove_segment(segment))) {
-                    let message = ToClient::SegmentGone { segment: segment.0 };
-                    self.send_to(SessionId(session), Ids::default(), &message);
-                }
-            }
+            Effect::DropSegment { segment } => self.drop_segment(segment),
+        }
+    }
+
+    fn drop_segment(&mut self, segment: SegmentId) {
+        let tier = self.tier.as_ref();
+        for session in self.pool.release(segment.0, |segment| Some(tier?.remove_segment(segment))) {
+            self.send_to(SessionId(session), Ids::default(), &ToClient::SegmentGone { segment: segment.0 });
         }
     }
 
