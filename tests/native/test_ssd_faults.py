@@ -46,6 +46,7 @@ def test_a_page_that_cannot_be_read_is_a_miss_and_is_not_asked_for_again(
     assert_restored(instance, "b")
     # Computed and saved again, it is good again.
     assert instance.save_what_fits("a", 1) == [native.GRANT_SLOTS]
+    wait_until(lambda: instance.found("a", PAGES) == PAGES, "it is found")
     assert_restored(instance, "a")
     assert states(manager) == ["serving"]
     manager.assert_drained()

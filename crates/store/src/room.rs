@@ -115,8 +115,11 @@ impl<D: Directory> Log<D> {
             .map(|segment| segment.id)
     }
 
-    /// Whether the cap, and the room for others, leave room for one more.
-    pub(crate) fn can_create(&mut self) -> Result<bool, StoreError> {
+    /// Whether the cap, and the room for others, leave room for one more segment, as far as the file system says.
+    ///
+    /// # Errors
+    /// The file system cannot be measured.
+    pub fn can_create(&mut self) -> Result<bool, StoreError> {
         if self.growth_stopped || self.over {
             return Ok(false);
         }

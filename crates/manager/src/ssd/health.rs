@@ -58,10 +58,11 @@ impl<D: PageDisk> Device<D> {
         }
     }
 
-    /// Now and then, while full. What was written well until now has shown that there is room; one page that had
-    /// a place in what is allocated already has not.
+    /// Now and then, while full. Where nothing has failed since the last time, what was written has shown that there is
+    /// room, or the file system says so. One page alone has not: it had a place in what is allocated already.
     pub(super) fn try_again(&mut self) {
-        if self.health.trying && self.health.succeeded {
+        let room = self.health.succeeded || self.log.can_create().unwrap_or(false);
+        if self.health.trying && room {
             self.set_state(SsdState::Serving, "there is room again");
         } else {
             self.set_trying(true);
