@@ -80,7 +80,7 @@ fn every_value_is_shown_with_origin_and_unit() {
     assert_eq!(settings["ssd_min_free"]["value"], "5%");
     assert_eq!(settings["scrub_rate"]["value"], "67108864/s");
     assert_eq!(settings["ssd_write_budget"]["value"], Value::Null);
-    assert_eq!(settings.as_object().unwrap().len(), 22, "{settings}");
+    assert_eq!(settings.as_object().unwrap().len(), 23, "{settings}");
     assert!(!dir.path().join("runtime").exists(), "nothing is made");
 }
 
@@ -91,7 +91,7 @@ fn the_table_is_aligned() {
     let output = show(dir.path(), &["--config", "m.toml", "--pool-size", "64mib"]);
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 23, "{text}");
+    assert_eq!(lines.len(), 24, "{text}");
     let column = lines[0].find("origin").unwrap();
     for line in &lines {
         assert!(line.as_bytes()[column - 1] == b' ' && line.as_bytes()[column] != b' ', "{text}");
