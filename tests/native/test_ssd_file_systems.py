@@ -151,6 +151,7 @@ def test_a_file_system_that_goes_down_leaves_the_others_at_work(
     instance.save("e", PAGES)
     wait_states(manager, "read_only", "serving")
     # All that is saved from now on comes to the other one.
+    wait_written(manager)
     before = tier_pages(manager)
     instance.save("f", PAGES)
     wait_until(lambda: tier_pages(manager) == before + PAGES, "f is written")
