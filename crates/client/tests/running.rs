@@ -111,6 +111,28 @@ fn a_restore_outlives_its_session_and_its_end_is_attested_on_the_next() {
 }
 
 #[test]
+fn the_end_of_copies_is_said_again_on_the_next_connection() {
+    let (world, client, peer) = world();
+    let load = client.restore(&world.pool.restore_ticket(&[4]).encode(), &[2]).unwrap();
+    world.start();
+    drop(peer);
+    let (mut peer, _) = world.manager.welcome(8);
+    assert_eq!(peer.next().kind, Kind::Attest);
+    world.clock.advance(END_US);
+    assert!(load.wait(LONG));
+    assert_eq!(peer.next().to_manager(), ToManager::CopiesEnded { session: 2 });
+    // For all the client knows, the manager has not read that.
+    drop(peer);
+    let (mut peer, hello) = world.manager.welcome(9);
+    assert_eq!(hello.resume, Some(Resume { session: 8, copies_ended: true }));
+    // By different threads, in any order.
+    let said: Vec<_> = (0..2).map(|_| peer.next()).collect();
+    assert!(said.iter().any(|frame| frame.kind == Kind::Attest));
+    let again = said.iter().find(|frame| frame.kind == Kind::CopiesEnded).expect("it is said again");
+    assert_eq!(again.to_manager(), ToManager::CopiesEnded { session: 2 });
+}
+
+#[test]
 fn a_failed_copy_gives_its_slot_back_and_fails_its_pages() {
     let (world, client, mut peer) = world();
     world.clock.plan_all(FakePlan { fail_at_step: Some(1), ..FakePlan::default() });

@@ -100,6 +100,8 @@ impl World {
             known.last_session = Some(session);
             known.past.push(session);
         }
+        let said = std::mem::take(&mut known.said);
+        known.past.extend(said);
         self.desk_lost(client);
         self.hands_lost(client);
         self.connect_soon(client);
@@ -187,6 +189,7 @@ impl World {
             let copies = self.copies.values().any(|c| c.client == client && c.session == session);
             if !copies {
                 self.clients[client].past.retain(|past| *past != session);
+                self.clients[client].said.push(session);
                 self.send_up(client, (0, 0), &ToManager::CopiesEnded { session });
             }
         }

@@ -37,6 +37,8 @@ pub(crate) struct Client {
     pub(crate) last_session: Option<u64>,
     /// Earlier sessions for which the end of all copies has not been attested.
     pub(crate) past: Vec<u64>,
+    /// Those of which the present connection was told, which the manager may never read.
+    pub(crate) said: Vec<u64>,
     pub(crate) next_operation: u64,
     /// What it does as a scheduler.
     pub(crate) desk: Option<Desk>,

@@ -63,6 +63,7 @@ impl World {
             since_us: 0,
             last_session: None,
             past: Vec::new(),
+            said: Vec::new(),
             next_operation: 0,
             desk: role.schedules().then(Desk::default),
             hands: role.rank().map(Hands::new),

@@ -101,10 +101,8 @@ impl Copier {
         let ended = inner.take_ended_sessions();
         drop(inner);
         for earlier in ended {
-            if !self.work.must(session.number, &ToManager::CopiesEnded { session: earlier }) {
-                // The next connection says it.
-                self.work.lock().unattested.insert(earlier);
-            }
+            let sent = self.work.must(session.number, &ToManager::CopiesEnded { session: earlier });
+            self.work.lock().attested(earlier, sent);
         }
     }
 }

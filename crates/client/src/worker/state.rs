@@ -19,6 +19,8 @@ pub(super) const MAX_LOADS: usize = 4096;
 pub(super) const MAX_SAVE_PAGES: usize = 65_536;
 /// Most segments; a pool of 4 TiB has that many of 64 MiB.
 const MAX_SEGMENTS: usize = 65_536;
+/// Ended sessions that are said again. Of older ones the manager learns when the process ends, at the latest.
+const MAX_SAID: usize = 64;
 
 /// Whose copy it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +77,9 @@ pub(super) struct Inner {
     pub(super) fences: Vec<(u64, u64)>,
     /// Earlier sessions of this manager run whose end of copies has not been attested.
     pub(super) unattested: BTreeSet<u64>,
+    /// Those of which the present connection was told. It may be lost before the manager has read that, so the
+    /// next one is told again: to a manager that has, it is news of a session that is gone.
+    said: BTreeSet<u64>,
     /// What the last hello said of `last`.
     attested_in_hello: bool,
     /// Slots of saves given up before they ran, with their session.
@@ -243,10 +248,13 @@ impl Work {
                 if !inner.attested_in_hello {
                     inner.unattested.insert(last.number);
                 }
+                let mut said = std::mem::take(&mut inner.said);
+                inner.unattested.append(&mut said);
             }
             // That manager is gone, and with it every account of ours.
             _ => {
                 inner.unattested.clear();
+                inner.said.clear();
                 inner.fenced_through = 0;
             }
         }
@@ -408,5 +416,17 @@ impl Inner {
             self.unattested.iter().filter(|s| !self.live.contains_key(s)).copied().collect();
         self.unattested.retain(|s| !ended.contains(s));
         ended
+    }
+
+    /// The end of a session's copies was said on the present connection, if that took the message.
+    pub(super) fn attested(&mut self, earlier: u64, sent: bool) {
+        if !sent {
+            self.unattested.insert(earlier);
+            return;
+        }
+        self.said.insert(earlier);
+        if self.said.len() > MAX_SAID {
+            self.said.pop_first();
+        }
     }
 }
