@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,13 @@ def _load(name: str) -> ModuleType:
 
 
 _load("adapter_fake_native")
+
+
+@pytest.fixture(autouse=True)
+def no_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the environment says of OrbitKV, to people or to the tests beside these."""
+    for name in [name for name in os.environ if name.startswith("ORBITKV_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture
