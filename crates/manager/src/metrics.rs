@@ -168,6 +168,11 @@ impl Scrape {
         page.gauge("ssd_page_bytes", "Bytes of pages, headers and padding included", sum(|s| s.page_bytes))?;
         page.counter("ssd_read_bytes", "Bytes read, moved pages included", sum(|s| s.read_bytes))?;
         page.counter("ssd_written_bytes", "Bytes written, moved pages included", sum(|s| s.written_bytes))?;
+        page.counter(
+            "ssd_relocated_bytes",
+            "Bytes written for pages that were kept",
+            sum(|s| s.relocated_bytes),
+        )?;
         let errors = [("read", sum(|s| s.read_errors)), ("write", sum(|s| s.write_errors))];
         page.counters("ssd_errors", "What the file systems refused", "direction", errors)?;
         page.counter("ssd_mismatches", "Pages read that are not what they should be", sum(|s| s.mismatches))?;

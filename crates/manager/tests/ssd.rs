@@ -141,6 +141,11 @@ fn the_file_system_never_gives_more_than_the_capacity() {
     let status = ssd(&manager);
     assert!(status["evicted_pages"].as_u64() > Some(300), "{status}");
     assert!(status["relocated_pages"].as_u64() > Some(2), "{status}");
+    let number = |name: &str| status[name].as_u64().unwrap();
+    // Pages of one size, and what is written is either new or kept.
+    let page_bytes = number("relocated_bytes") / number("relocated_pages");
+    assert_eq!(page_bytes * number("relocated_pages"), number("relocated_bytes"));
+    assert_eq!(number("written_bytes") - number("relocated_bytes"), 600 * page_bytes, "{status}");
     assert_eq!(restore_each(&mut engine, [1000, 1001]), [1000, 1001], "read often, so kept");
     assert_eq!(restore_each(&mut engine, [1002, 1003]), [0; 0], "never read, so gone");
     drop(engine);

@@ -68,6 +68,8 @@ pub(crate) struct SsdStatus {
     /// Pages, headers and padding included; moved pages count in both.
     pub(crate) read_bytes: u64,
     pub(crate) written_bytes: u64,
+    /// Of those, for pages that were moved to keep them: written once more than anybody asked for.
+    pub(crate) relocated_bytes: u64,
     /// Reads and writes that the file system refused.
     pub(crate) read_errors: u64,
     pub(crate) write_errors: u64,

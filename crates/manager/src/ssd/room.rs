@@ -119,6 +119,7 @@ impl<D: PageDisk> Device<D> {
         self.report.update(|status| {
             status.relocated_pages += 1;
             status.written_bytes += u64::from(bytes);
+            status.relocated_bytes += u64::from(bytes);
         });
         self.let_go(page);
     }
