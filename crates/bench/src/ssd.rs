@@ -2,6 +2,7 @@
 
 mod limit;
 mod ours;
+mod recovery;
 
 use crate::report::{Row, Target};
 use crate::rounds::{Measured, alternate, median_of_five};
@@ -10,6 +11,7 @@ use limit::Limit;
 use ours::Pages;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
+use std::path::Path;
 
 /// Where the file is, for as long as it is measured: cargo's target directory may be elsewhere, and the system's
 /// for temporary files in memory.
@@ -83,6 +85,7 @@ pub(crate) fn rows() -> Result<Vec<Row>> {
         rows.push(case.row(&pages, &limit)?);
     }
     rows.push(beside_row(&pages)?);
+    rows.extend(recovery::rows(Path::new(DIRECTORY))?);
     Ok(rows)
 }
 
