@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.engine import Engine
+from support.engine import Engine, worker_client
 from support.filler import Filler
-from support.holds import QUERY_REPLY
+from support.holds import QUERY_REPLY, QUERY_REPLY_FIRST
 from support.lookups import count_lookups
 from support.manager import Manager
-from support.prompts import restorable_tokens
+from support.prompts import BLOCK_TOKENS, restorable_tokens
+from support.tier import Counted
 
 Prompts = Callable[..., list[int]]
 TOKENS = 960
 PAGE_BYTES = 64 << 10
 POOL_PAGES = 256
 LOOKUPS = 50
+# Pages of its prompt that the engine gets elsewhere while a lookup waits for its answer.
+HEAD_PAGES = 10
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,33 @@ def test_case_a13_asking_before_the_answer(engine: Engine, new_prompt: Prompts) 
     result = engine.finish(["waiting"])["waiting"]
     assert (result.cached, result.tokens) == (restorable_tokens(TOKENS), cold)
     engine.settle()
+    engine.manager.assert_drained()
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_of_a_lease_counts_what_the_engine_still_wants(
+    engine: Engine, new_prompt: Prompts, grown: bool
+) -> None:
+    """The answer covers the whole prompt. Before it comes, another request brings the head into the engine's
+    own cache: the ticket is for the rest of the lease, and both sides count the same pages."""
+    tokens, pages = new_prompt(TOKENS), restorable_tokens(TOKENS) // BLOCK_TOKENS
+    cold = stored(engine, tokens)
+    counted, worker = Counted(engine), worker_client(engine)
+    copied = worker.stats()["restored_pages"]
+    holds = engine.manager.holds
+    # One answer waits, those behind it do not.
+    with holds.switched(QUERY_REPLY_FIRST, 1), holds.held(QUERY_REPLY):
+        engine.add("whole", tokens)
+        engine.step_until(lambda: holds.reached(QUERY_REPLY) > 0, "its answer is held")
+        if grown:
+            engine.add("head", tokens[: HEAD_PAGES * BLOCK_TOKENS + 1])
+            assert engine.finish(["head"])["head"].cached == HEAD_PAGES * BLOCK_TOKENS
+            assert counted["restored_pages"] == HEAD_PAGES
+    result = engine.finish(["whole"])["whole"]
+    engine.settle()
+    assert (result.cached, result.tokens) == (restorable_tokens(TOKENS), cold)
+    assert counted["client_hits_pages"] == pages + (HEAD_PAGES if grown else 0), "all of it was leased"
+    assert counted["restored_pages"] == worker.stats()["restored_pages"] - copied == pages
     engine.manager.assert_drained()
 
 

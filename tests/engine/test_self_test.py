@@ -6,10 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from support.engine import Engine, scheduler_client
+from support.engine import Engine, scheduler_client, worker_client
 from support.holds import RESTORE_FAULT, Holds, listen
 from support.manager import Manager
 from support.prompts import restorable_tokens
@@ -136,10 +135,3 @@ def test_pool_smaller_than_a_page_turns_the_cache_off(
     assert worker.self_test.startswith("failed: ")
     assert_serves_without_cache(engine, new_prompt(2000))
     assert len([line for line in lines if "self-test failed" in line]) == 1, lines
-
-
-def worker_client(engine: Engine) -> Any:
-    """The native client of the connector's worker side."""
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    return get_kv_transfer_group()._worker._client

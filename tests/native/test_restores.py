@@ -64,11 +64,13 @@ def test_part_of_a_lease_is_restored(manager: Manager, new_instance: Connect) ->
     instance.save("a", PAGES)
     instance.memories[0].poison()
     query = instance.query("a", PAGES)
+    before = manager.counters()["restored_pages"]
     ticket = query.restore(5, 3)
     load = instance.workers[0].restore(ticket, [20, 9, 14])
     query.release()
     assert load.wait(10_000)
     assert load.failed_blocks() == []
+    assert manager.counters()["restored_pages"] - before == instance.workers[0].stats()["restored_pages"] == 3
     memory = instance.memories[0]
     assert [memory.read(block) for block in (20, 9, 14)] == [content("a", index) for index in (5, 6, 7)]
     untouched = [block for block in range(32) if block not in (20, 9, 14)]

@@ -78,7 +78,25 @@ fn a_recovery_becomes_a_ticket_of_all_its_groups() {
     }
     let ticket = query.restore(0, 6).unwrap();
     assert_eq!((&ticket.sections[..], ticket.parts.len()), (query.sections(), 6));
-    assert_eq!(peer.next().kind, Kind::Restore);
+    assert_eq!(peer.next().to_manager(), ToManager::Restore { first: 0, pages: 6 });
+}
+
+#[test]
+fn a_recovery_of_one_group_is_no_prefix_either() {
+    let manager = Manager::new();
+    let (client, mut peer) = manager.scheduler(1);
+    let query = client.read_recovery(&client.recovery(0, 64, &hashes()).unwrap(), 0);
+    let operation = peer.next().operation();
+    let range = RecoveredItem { shards: 1.into(), pages: 4.into(), ..RecoveredItem::default() };
+    let parts: Vec<_> = (0..4).map(|index| part(index, 7)).collect();
+    peer.send(operation, &ToClient::Recovered(RecoveredBody { ranges: &[range], parts: &parts }));
+    assert_eq!(query.wait(LONG), QueryState::Ready);
+    for (first, count) in [(0, 3), (1, 3)] {
+        let text = query.restore(first, count).unwrap_err().to_string();
+        assert!(text.contains("0 and 4, all pages of the recovery"), "{text}");
+    }
+    assert_eq!(query.restore(0, 4).unwrap().parts.len(), 4);
+    assert_eq!(peer.next().to_manager(), ToManager::Restore { first: 0, pages: 4 });
 }
 
 #[test]

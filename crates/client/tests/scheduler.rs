@@ -33,7 +33,7 @@ fn a_ready_query_gives_a_ticket_once_and_is_released_on_drop() {
     assert_eq!((ticket.kind, ticket.boot, ticket.scheduler), (TicketKind::Restore, BOOT, 3));
     assert_eq!(ticket.parts.iter().map(|p| (p.index, p.crc)).collect::<Vec<_>>(), [(1, 1), (2, 2)]);
     assert!(query.restore(0, 1).unwrap_err().to_string().contains("restored already"));
-    assert_eq!(peer.next().kind, Kind::Restore);
+    assert_eq!(peer.next().to_manager(), ToManager::Restore { first: 1, pages: 2 }, "what the ticket has");
     drop(query);
     let released = peer.next();
     assert_eq!((released.kind, released.operation()), (Kind::Release, asked.operation()));

@@ -268,7 +268,9 @@ fn serve_probe(peer: &mut Peer, pool: &Pool, tamper: impl Fn(&Pool, u32)) {
                 peer.send(operation, &ToClient::Ready { pages: 1, shards: 1, parts: &parts });
             }
             ToManager::CopyDone { session, revision, .. } => assert_eq!((session, revision), (2, 1)),
-            ToManager::Restore | ToManager::Release | ToManager::Forget { group: u16::MAX, .. } => {}
+            ToManager::Restore { first: 0, pages: 1 }
+            | ToManager::Release
+            | ToManager::Forget { group: u16::MAX, .. } => {}
             ToManager::Attest { passed } => {
                 peer.send(0, &ToClient::InstanceState { active: passed });
                 return;

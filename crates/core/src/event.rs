@@ -161,7 +161,7 @@ pub enum Event<'a> {
         /// As in [`Recovery::hashes`].
         hashes: &'a [BlockHash],
     },
-    /// The owner hands a ready lease to the workers.
+    /// The owner hands pages of a ready lease to the workers. The whole lease stays as it is until its end.
     Restore {
         /// Owner.
         session: SessionId,
@@ -169,6 +169,10 @@ pub enum Event<'a> {
         operation: OperationId,
         /// Its version.
         revision: Revision,
+        /// The first of those pages, in the order of the lease.
+        first: u32,
+        /// How many: at least one, and all of a recovery.
+        pages: u32,
     },
     /// The owner needs the lease no more.
     Release {

@@ -75,6 +75,10 @@ marks! {
     ReleaseBeforeDone,
     /// A scheduler's connection ended with a ready lease: its workers were presumed to have it.
     PresumedHandedOut,
+    /// A part of a lease was handed out.
+    PartHandedOut,
+    /// A restore named pages that are not leased, a part of a recovery, or others than it had named before.
+    RestoreRefused,
     /// A worker was done before the owner's restore was read.
     DoneBeforeRestore,
     /// A copy ended after its operation began to drain.

@@ -5,12 +5,29 @@ use crate::ledger::Account;
 use crate::loading::Loading;
 use crate::wanted::Wanted;
 use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, Mode, NamespaceId, Phase, SessionId};
+use std::ops::Range;
 
 /// A worker that may be copying for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owing {
     pub(crate) session: SessionId,
     pub(crate) rank: u16,
+}
+
+/// Which of the leased pages the workers were given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Handed {
+    pub(crate) first: u32,
+    pub(crate) pages: u32,
+}
+
+impl Handed {
+    /// Places of those pages, if there are any and `leased` pages cover them.
+    pub(crate) fn within(self, leased: usize) -> Option<Range<usize>> {
+        let (first, pages) = (self.first as usize, self.pages as usize);
+        let end = first.checked_add(pages).filter(|end| pages > 0 && *end <= leased)?;
+        Some(first..end)
+    }
 }
 
 /// A query as the core keeps it.
@@ -53,6 +70,8 @@ pub(crate) struct Operation {
     pub(crate) by_deadline: bool,
     /// The lease has run out and its owner was asked to give it back.
     pub(crate) revoked: bool,
+    /// What the owner's `Restore` named, to tell a repetition from a change.
+    pub(crate) handed: Handed,
     /// Workers that have not said that they are done.
     pub(crate) owing: Vec<Owing>,
     /// Workers that said so before the owner's `Restore` was read: the engine carries a ticket to its

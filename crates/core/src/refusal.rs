@@ -89,6 +89,30 @@ pub enum Refusal {
     /// The commit names another page than the reservation.
     #[error("commit names another page than the slot was reserved for")]
     WrongPage,
+    /// A restore of no page, or of pages outside the lease.
+    #[error(
+        "restore of {pages} pages from page {first} on, {leased} are leased; name one page or more, all of them leased"
+    )]
+    OutsideLease {
+        /// First page that came.
+        first: u32,
+        /// How many came.
+        pages: u32,
+        /// The limit.
+        leased: usize,
+    },
+    /// A restore of a part of a recovery.
+    #[error(
+        "restore of {pages} pages from page {first} on, the recovery has {leased}; it is handed out as a whole"
+    )]
+    PartOfRecovery {
+        /// First page that came.
+        first: u32,
+        /// How many came.
+        pages: u32,
+        /// All there are.
+        leased: usize,
+    },
     /// No worker can copy.
     #[error("no worker of the instance is connected")]
     NoWorker,

@@ -69,8 +69,12 @@ fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
         10 => {
             let t = world.ticket(bytes);
             let (session, operation, revision) = (t.session, t.operation, t.revision);
-            world.step(match bytes.u8() % 3 {
-                0 => Event::Restore { session, operation, revision },
+            let choice = bytes.u8();
+            world.step(match choice % 3 {
+                0 => {
+                    let (first, pages) = world.some_of(t, choice / 3);
+                    Event::Restore { session, operation, revision, first, pages }
+                }
                 1 => Event::Release { session, operation, revision },
                 _ => Event::Cancel { session, operation, revision },
             });

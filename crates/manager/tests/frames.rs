@@ -173,7 +173,7 @@ fn a_client_that_reads_nothing_is_dropped() {
     engine.save(&[1]);
     let mut slow = Engine::with_hello(&manager.socket, &hello(2, 2, 1));
     // Each is answered by a refusal of some hundred bytes, none of which is read.
-    let frames = slow.frame(&ToManager::Restore, 999, 0).repeat(1000);
+    let frames = slow.frame(&ToManager::Restore { first: 0, pages: 1 }, 999, 0).repeat(1000);
     let ended = (0..1000).any(|_| slow.stream.write_all(&frames).is_err());
     assert!(ended, "the manager closed the connection");
     wait_for("the drop to be counted", || {

@@ -108,9 +108,37 @@ fn a_newer_version_replaces_an_older_one_and_ended_names_stay_ended() {
     // An operation of one session means nothing in another.
     assert_eq!(pages(ask(&mut engine, 103, 1, &hashes(1..=1))), 1);
     let mut other = Engine::with_hello(&manager.socket, &hello(2, 2, 1));
-    other.send(&ToManager::Restore, 103, 1);
+    other.send(&ToManager::Restore { first: 0, pages: 1 }, 103, 1);
     assert!(refused(answer(&mut other)).contains("no such operation"));
     assert_eq!(manager.held_bytes(), SLOT_BYTES + 1, "the lease of its owner, untouched");
+}
+
+#[test]
+fn a_part_of_a_lease_counts_as_the_pages_it_has_and_others_are_refused() {
+    let manager = Manager::start();
+    let mut engine = Engine::start(&manager);
+    engine.save(&[1, 2, 3]);
+    assert_eq!(pages(ask(&mut engine, 101, 1, &hashes(1..=3))), 3);
+    let restored = || manager.metrics()["orbitkv_load_pages_total"];
+    for (first, pages) in [(2, 2), (3, 1), (0, 0)] {
+        engine.send(&ToManager::Restore { first, pages }, 101, 1);
+        let text = refused(answer(&mut engine));
+        let named = format!("restore of {pages} pages from page {first} on, 3 are leased");
+        assert!(text.contains(&named), "{text}");
+    }
+    assert_eq!(restored(), 0.0);
+    for _ in 0..2 {
+        engine.send(&ToManager::Restore { first: 1, pages: 2 }, 101, 1);
+    }
+    engine.send(&ToManager::Restore { first: 0, pages: 3 }, 101, 1);
+    assert!(refused(answer(&mut engine)).contains("other parameters"), "not the repetition, the change");
+    assert_eq!(restored(), 2.0);
+    let of_all = query_status(&manager)["reserved_bytes_by_phase"]["restoring"].clone();
+    assert_eq!(of_all, 3 * SLOT_BYTES, "the whole lease stays");
+    let session = engine.session;
+    engine.send(&ToManager::CopyDone { session, operation: 101, revision: 1 }, 0, 0);
+    engine.send(&ToManager::Release, 101, 1);
+    wait_for("its bytes", || (manager.held_bytes() == 0).then_some(()));
 }
 
 #[test]
@@ -130,7 +158,7 @@ fn a_restore_outlives_its_connection_until_the_process_says_that_its_copies_ende
     let mut engine = Engine::start(&manager);
     engine.save(&[1, 2]);
     assert_eq!(pages(ask(&mut engine, 101, 1, &hashes(1..=2))), 2);
-    engine.send(&ToManager::Restore, 101, 1);
+    engine.send(&ToManager::Restore { first: 0, pages: 2 }, 101, 1);
     let session = engine.session;
     drop(engine);
     wait_for("the session to end", || (manager.status()["sessions"]["open"] == 0).then_some(()));
@@ -175,7 +203,7 @@ fn a_lease_with_several_workers_ends_with_the_last_of_them() {
     wait_for("the page", || (manager.status()["pool"]["pages"] == 1).then_some(()));
     let query = operation + 1;
     assert_eq!(pages(ask(&mut scheduler, query, 1, &hashes(1..=1))), 1);
-    scheduler.send(&ToManager::Restore, query, 1);
+    scheduler.send(&ToManager::Restore { first: 0, pages: 1 }, query, 1);
     scheduler.send(&ToManager::Release, query, 1);
     let session = scheduler.session;
     let done = ToManager::CopyDone { session, operation: query, revision: 1 };

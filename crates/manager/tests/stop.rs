@@ -35,7 +35,7 @@ fn a_stuck_client_does_not_hold_the_end() {
     let mut manager = Manager::start();
     let mut stuck = Engine::with_hello(&manager.socket, &hello(2, 2, 1));
     // Replies fill the socket and some of the manager's queue, and are never read.
-    let frames = stuck.frame(&ToManager::Restore, 999, 0).repeat(1000);
+    let frames = stuck.frame(&ToManager::Restore { first: 0, pages: 1 }, 999, 0).repeat(1000);
     for _ in 0..5 {
         stuck.stream.write_all(&frames).unwrap();
     }
@@ -51,7 +51,7 @@ fn a_stuck_client_does_not_hold_the_end() {
 fn health_says_that_it_drains() {
     let mut manager = Manager::start();
     let mut stuck = Engine::start(&manager);
-    let frames = stuck.frame(&ToManager::Restore, 999, 0).repeat(1000);
+    let frames = stuck.frame(&ToManager::Restore { first: 0, pages: 1 }, 999, 0).repeat(1000);
     for _ in 0..5 {
         stuck.stream.write_all(&frames).unwrap();
     }

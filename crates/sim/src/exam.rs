@@ -111,7 +111,7 @@ impl World {
     }
 
     /// All workers have restored an operation.
-    pub(crate) fn exam_restored(&mut self, client: usize, operation: u64, pages: usize) {
+    pub(crate) fn exam_restored(&mut self, client: usize, operation: u64, pages: u32) {
         let Some(desk) = &mut self.clients[client].desk else {
             return;
         };

@@ -121,7 +121,9 @@ impl World {
             ToManager::Query { .. } | ToManager::Recover(_) | ToManager::Candidates { .. } => {
                 self.question((session, operation, revision), message)
             }
-            ToManager::Restore => self.feed(Event::Restore { session, operation, revision }),
+            ToManager::Restore { first, pages } => {
+                self.feed(Event::Restore { session, operation, revision, first, pages })
+            }
             ToManager::Keep(items) => items.iter().try_for_each(|item| {
                 let (operation, revision) =
                     (OperationId(item.operation.get()), Revision(item.revision.get()));

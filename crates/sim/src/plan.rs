@@ -106,6 +106,8 @@ pub(crate) struct Plan {
     pub(crate) recoveries: u64,
     /// Percent of queries that want all or nothing.
     pub(crate) strict: u64,
+    /// Percent of restores that hand out a part of their prefix.
+    pub(crate) parts: u64,
     /// Weights of the scheduler's ordinary turns: query, save, restore, release, cancel.
     pub(crate) weights: [u64; 5],
 }
@@ -143,6 +145,7 @@ impl Plan {
             ahead: if rng.chance(60) { rng.range(10, 70) } else { 0 },
             recoveries: if rng.chance(50) { rng.range(10, 60) } else { 0 },
             strict: if rng.chance(40) { rng.range(5, 60) } else { 0 },
+            parts: if rng.chance(50) { rng.range(10, 70) } else { 0 },
             weights: std::array::from_fn(|_| rng.range(1, 8)),
             engines,
         }

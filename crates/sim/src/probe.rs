@@ -131,7 +131,7 @@ impl World {
             revision: Revision(1),
         };
         if direction == Direction::Restore {
-            self.send_up(client, (probe.operation, 1), &ToManager::Restore);
+            self.send_up(client, (probe.operation, 1), &ToManager::Restore { first: 0, pages: 1 });
         }
         let step = if direction == Direction::Save { Step::Saving } else { Step::Restoring };
         self.set_probe(client, Some(Probe { step, ..probe }));

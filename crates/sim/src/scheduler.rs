@@ -26,8 +26,9 @@ pub(crate) enum AskState {
     Prepared,
     /// Leased pages.
     Ready { pages: Vec<(GroupId, BlockHash, Vec<PagePart>)> },
-    /// In the workers' hands: ranks that have not told yet, and whether all told of success.
-    Handed { left: BTreeSet<u16>, pages: usize, well: bool },
+    /// First page and number of pages in the workers' hands, ranks that have not told yet, and whether all told
+    /// of success.
+    Handed { left: BTreeSet<u16>, range: (u32, u32), well: bool },
     /// Slots that no worker knows of.
     Granted { pages: Vec<(BlockHash, Vec<PagePart>)> },
 }
@@ -281,7 +282,43 @@ impl World {
         Key { namespace, group, hash }
     }
 
-    /// Hands a ready lease to the workers.
+    /// Pages of a lease that are handed out: the engine may have got others elsewhere since it asked.
+    fn some_of(&mut self, ask: &Ask, leased: usize) -> (usize, usize) {
+        let whole = ask.recovery.is_some() || self.quiet() || !self.rng.chance(self.plan.parts);
+        if whole {
+            return (0, leased);
+        }
+        let first = self.rng.index(leased);
+        (first, 1 + self.rng.index(leased - first))
+    }
+
+    fn send_restore(&mut self, client: usize, (operation, revision): (u64, u32), (first, pages): (u32, u32)) {
+        self.send_up(client, (operation, revision), &ToManager::Restore { first, pages });
+    }
+
+    /// A restore of pages that are not leased, of a part of a recovery, or of others than were handed out.
+    /// Or that of the same pages again, which changes nothing.
+    pub(crate) fn restore_other(&mut self, client: usize, operation: u64) {
+        let choice = self.rng.index(4);
+        let Some(ask) = self.ask_mut(client, operation) else {
+            return;
+        };
+        let (range, again) = match &ask.state {
+            AskState::Ready { pages } => {
+                let leased = u32::try_from(pages.len()).unwrap_or(u32::MAX);
+                let part = if ask.recovery.is_some() { leased - 1 } else { 0 };
+                ([(leased, 1), (0, leased + 1), (u32::MAX, u32::MAX), (0, part)][choice], false)
+            }
+            AskState::Handed { range: (first, pages), .. } if choice > 0 => ((*first, *pages + 1), false),
+            AskState::Handed { range, .. } => (*range, true),
+            _ => return,
+        };
+        ask.abuses += u32::from(!again);
+        let revision = ask.revision;
+        self.send_restore(client, (operation, revision), range);
+    }
+
+    /// Hands pages of a ready lease to the workers.
     pub(crate) fn hand_restore(&mut self, client: usize, operation: u64) {
         let Some(ask) = self.ask(client, operation).cloned() else {
             return;
@@ -292,16 +329,17 @@ impl World {
         let mut ticket = self.ticket(client, operation, &ask, Direction::Restore);
         // Before the manager is told: a worker compares it with the beginning of its own session.
         ticket.issued_us = self.now_us;
-        for (group, hash, parts) in pages {
+        let (first, count) = self.some_of(&ask, pages.len());
+        for (group, hash, parts) in pages.iter().skip(first).take(count) {
             let key = self.key(client, *group, *hash);
             ticket.pages.push(TicketPage { key, parts: parts.clone() });
         }
-        let pages = ticket.pages.len();
-        self.send_up(client, (operation, ask.revision), &ToManager::Restore);
+        let range = (u32::try_from(first).unwrap_or(u32::MAX), u32::try_from(count).unwrap_or(u32::MAX));
+        self.send_restore(client, (operation, ask.revision), range);
         let workers = self.engines[self.clients[client].engine].workers.clone();
         let left = (0..u16::try_from(workers.len()).unwrap_or(0)).collect();
         if let Some(ask) = self.ask_mut(client, operation) {
-            ask.state = AskState::Handed { left, pages, well: true };
+            ask.state = AskState::Handed { left, range, well: true };
         }
         // Usually the engine's way to its workers is longer than ours to the manager, but not always.
         let read = self.clients[client].link.map_or(0, |link| self.links[link].up.drained_us());
@@ -355,13 +393,13 @@ impl World {
             return;
         };
         let revision = ask.revision;
-        let AskState::Handed { left, pages, well } = &mut ask.state else {
+        let AskState::Handed { left, range, well } = &mut ask.state else {
             return;
         };
         left.remove(&rank);
         *well &= restored;
         if left.is_empty() {
-            let pages = if *well { *pages } else { 0 };
+            let pages = if *well { range.1 } else { 0 };
             self.drop_ask(client, operation);
             self.send_up(client, (operation, revision), &ToManager::Release);
             self.exam_restored(client, operation, pages);

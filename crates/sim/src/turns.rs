@@ -273,7 +273,7 @@ impl World {
 
     /// A request that must be refused, or that replaces an earlier one.
     fn abuse(&mut self, client: usize) {
-        let kind = self.rng.below(8);
+        let kind = self.rng.below(9);
         // Few are read ahead at a time, and their claims have rules of their own.
         let ahead = self.one(client, |ask| !ask.save && ask.rule.mode == QueryMode::Prepare);
         let any = self.one(client, |_| true);
@@ -325,8 +325,13 @@ impl World {
             // A version that nobody has asked for cannot be handed out.
             4 if ask.revision > 1 => {
                 let revision = ask.revision - 1;
-                return self.send_up(client, (operation, revision), &ToManager::Restore);
+                return self.send_up(
+                    client,
+                    (operation, revision),
+                    &ToManager::Restore { first: 0, pages: 1 },
+                );
             }
+            8 if !ask.save => return self.restore_other(client, operation),
             // Nobody owns a warm-up, so nobody can claim it.
             6 if request.rule.mode == QueryMode::WarmUp && !request.save => {
                 ask.abuses += 1;

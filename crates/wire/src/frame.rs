@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// `OKV1`, little-endian.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"OKV1");
 /// Protocol version. A reader refuses any other.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most payload bytes of one frame.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 

@@ -107,8 +107,13 @@ pub enum ToManager<'a> {
         /// Hashes from the first token on.
         hashes: &'a [Hash],
     },
-    /// Hand the lease out.
-    Restore,
+    /// Hand pages of the lease out.
+    Restore {
+        /// The first of them, in the order of the lease.
+        first: u32,
+        /// How many: at least one, and all of a recovery.
+        pages: u32,
+    },
     /// These preparations are still wanted.
     Keep(&'a [KeepItem]),
     /// End the lease.
@@ -192,6 +197,13 @@ struct TicketBody {
     zero: U32,
 }
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RestoreBody {
+    first: U32,
+    pages: U32,
+}
+
 /// Most operations in one keep: all that may be live.
 pub const MAX_KEPT: usize = 1_024;
 /// Most slots in one commit or abort.
@@ -207,7 +219,7 @@ impl<'a> ToManager<'a> {
             Self::Query { .. } => Kind::Query,
             Self::Recover(_) => Kind::Recover,
             Self::Candidates { .. } => Kind::Candidates,
-            Self::Restore => Kind::Restore,
+            Self::Restore { .. } => Kind::Restore,
             Self::Keep(_) => Kind::Keep,
             Self::Release => Kind::Release,
             Self::Cancel => Kind::Cancel,
@@ -241,7 +253,10 @@ impl<'a> ToManager<'a> {
                 out.extend_from_slice(hashes.as_bytes());
             }
             Self::Keep(items) => out.extend_from_slice(items.as_bytes()),
-            Self::Restore | Self::Release | Self::Cancel | Self::Reset => {}
+            Self::Restore { first, pages } => {
+                out.extend_from_slice(RestoreBody { first: first.into(), pages: pages.into() }.as_bytes());
+            }
+            Self::Release | Self::Cancel | Self::Reset => {}
             Self::CopyDone { session, operation, revision } => {
                 let body = TicketBody {
                     session: U64::new(session),
@@ -308,7 +323,7 @@ impl<'a> ToManager<'a> {
                 let (start_tokens, hashes) = decode_candidates(name, payload)?;
                 Self::Candidates { start_tokens, hashes }
             }
-            Kind::Restore => return nothing(Self::Restore),
+            Kind::Restore => decode_restore(name, payload)?,
             Kind::Keep => Self::Keep(array(name, payload, MAX_KEPT)?),
             Kind::Release => return nothing(Self::Release),
             Kind::Cancel => return nothing(Self::Cancel),
@@ -331,6 +346,13 @@ impl<'a> ToManager<'a> {
             }
             other => return Err(WireError::Kind(other as u16)),
         })
+    }
+}
+
+fn decode_restore<'a>(name: &'static str, payload: &'a [u8]) -> Result<ToManager<'a>, WireError> {
+    match front::<RestoreBody>(name, payload)? {
+        (body, []) => Ok(ToManager::Restore { first: body.first.get(), pages: body.pages.get() }),
+        _ => Err(WireError::Shape { kind: name, got: payload.len() }),
     }
 }
 

@@ -93,10 +93,10 @@ fn every_kind_number_is_its_own() {
 #[test]
 fn another_version_is_named() {
     let mut frame = framed(Kind::Reset, (1, 1, 1, 1), &[]);
-    frame[4] = 2;
-    assert_eq!(read_whole(&frame), Err(WireError::Version { got: 2 }));
-    let text = WireError::Version { got: 2 }.to_string();
-    assert!(text.contains("version 2") && text.contains("speaks 1"), "{text}");
+    frame[4] = 1;
+    assert_eq!(read_whole(&frame), Err(WireError::Version { got: 1 }));
+    let text = WireError::Version { got: 1 }.to_string();
+    assert!(text.contains("version 1") && text.contains("speaks 2"), "{text}");
 }
 
 #[test]

@@ -139,6 +139,20 @@ fn more_hashes_than_a_frame_holds_are_refused() {
 }
 
 #[test]
+fn a_restore_is_two_numbers_and_nothing_else() {
+    let mut payload = Vec::new();
+    let restore = ToManager::Restore { first: 3, pages: 0x0102 };
+    restore.encode(&mut payload);
+    assert_eq!(payload, [3, 0, 0, 0, 2, 1, 0, 0]);
+    assert_eq!(ToManager::decode(Kind::Restore, &payload), Ok(restore));
+    payload.push(0);
+    for got in [0, 4, 7, 9] {
+        let refused = Err(WireError::Shape { kind: Kind::Restore.name(), got });
+        assert_eq!(ToManager::decode(Kind::Restore, &payload[..got]), refused);
+    }
+}
+
+#[test]
 fn ranges_that_promise_other_parts_are_refused() {
     let range = |pages: u32, shards: u16| {
         let (group, first_page) = (3.into(), 9.into());

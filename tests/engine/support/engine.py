@@ -202,6 +202,13 @@ def scheduler_client(engine: Engine) -> Any:
     return engine.scheduler.connector._scheduler._client
 
 
+def worker_client(engine: Engine) -> Any:
+    """The native client of the connector's worker side."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group()._worker._client
+
+
 def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
     """The `LLM` alone, where the environment puts its processes."""
     from vllm import LLM

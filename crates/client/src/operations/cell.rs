@@ -83,6 +83,8 @@ pub(crate) struct Lease {
     pub(crate) sections: Vec<Section>,
     /// Parts of one section after those of another, each page-major.
     pub(crate) parts: Vec<PagePart>,
+    /// A recovery, which is handed out as a whole, be it of one group.
+    pub(crate) recovery: bool,
 }
 
 impl Lease {
@@ -94,7 +96,7 @@ impl Lease {
     pub(crate) fn part(&self, first: usize, count: usize) -> Option<(Vec<Section>, Vec<PagePart>)> {
         let end = first.checked_add(count).filter(|end| count > 0 && *end <= self.pages())?;
         match &self.sections[..] {
-            [prefix] => {
+            [prefix] if !self.recovery => {
                 let (shards, pages) = (usize::from(prefix.shards), u32::try_from(count).ok()?);
                 let parts = self.parts.get(first * shards..end * shards)?.to_vec();
                 Some((vec![Section { pages, ..*prefix }], parts))

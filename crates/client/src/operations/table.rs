@@ -156,15 +156,15 @@ impl Operations {
         Some(cell)
     }
 
-    /// Hands a ready lease out: tells the manager. True once, while the lease stands.
-    pub(crate) fn hand_out(&self, cell: &QueryCell) -> bool {
+    /// Hands those pages of a ready lease out: tells the manager. True once, while the lease stands.
+    pub(crate) fn hand_out(&self, cell: &QueryCell, first: u32, pages: u32) -> bool {
         // Under the table's lock: a lost connection either comes before and has made it a miss, or
         // finds it handed out.
         let _table = self.lock();
         if !cell.hand_out() {
             return false;
         }
-        let sent = self.send(cell.session, cell.operation(), &ToManager::Restore);
+        let sent = self.send(cell.session, cell.operation(), &ToManager::Restore { first, pages });
         if !sent {
             cell.take_back(MissReason::Disconnected);
         }
@@ -266,15 +266,19 @@ impl Operations {
             ToClient::Ready { pages, shards, .. } if pages == 0 || shards == 0 => {
                 return Err(format!("operation {operation} is ready with no pages"));
             }
-            ToClient::Ready { pages, shards, parts } => self.ready(operation, parts, |cell| {
-                vec![Section { group: cell.group, first_page: 0, pages, shards }]
+            ToClient::Ready { pages, shards, parts } => self.ready(operation, |cell| Lease {
+                sections: vec![Section { group: cell.group, first_page: 0, pages, shards }],
+                parts: parts.iter().map(PagePart::from).collect(),
+                recovery: false,
             }),
             ToClient::Recovered(body) if body.ranges.is_empty() => {
                 return Err(format!("operation {operation} is recovered with no pages"));
             }
-            ToClient::Recovered(body) => {
-                self.ready(operation, body.parts, |_| body.ranges.iter().map(Section::from).collect());
-            }
+            ToClient::Recovered(body) => self.ready(operation, |_| Lease {
+                sections: body.ranges.iter().map(Section::from).collect(),
+                parts: body.parts.iter().map(PagePart::from).collect(),
+                recovery: true,
+            }),
             ToClient::Candidates(found) => {
                 self.candidates_found(operation, found.iter().map(|boundary| boundary.get()).collect());
             }
@@ -297,22 +301,17 @@ impl Operations {
         Ok(true)
     }
 
-    fn ready(
-        &self,
-        operation: u64,
-        parts: &[orbitkv_wire::Part],
-        sections: impl FnOnce(&QueryCell) -> Vec<Section>,
-    ) {
+    fn ready(&self, operation: u64, lease: impl FnOnce(&QueryCell) -> Lease) {
         let mut table = self.lock();
         let Some(Entry::Query(cell, again)) = table.live.get_mut(&operation) else { return };
         *again = None;
         let cell = Arc::clone(cell);
         table.deadlines.remove(&(cell.deadline, operation));
-        let sections = sections(&cell);
-        let pages: u32 = sections.iter().map(|section| section.pages).sum();
-        if cell.ready(Lease { sections, parts: parts.iter().map(PagePart::from).collect() }) {
+        let lease = lease(&cell);
+        let pages = lease.pages() as u64;
+        if cell.ready(lease) {
             count(&self.counters.hits);
-            self.counters.hits_pages.fetch_add(u64::from(pages), Ordering::Relaxed);
+            self.counters.hits_pages.fetch_add(pages, Ordering::Relaxed);
         }
     }
 

@@ -75,17 +75,19 @@ impl Query {
     pub fn restore(&self, first: usize, count: usize) -> Result<Ticket, ClientError> {
         let not_ready = || ClientError::NotReady { state: self.cell.describe() };
         let lease = self.cell.lease().ok_or_else(not_ready)?;
-        let Some((sections, parts)) = lease.part(first, count) else {
+        let (Some((sections, parts)), Ok(first_page), Ok(pages)) =
+            (lease.part(first, count), u32::try_from(first), u32::try_from(count))
+        else {
             let got = format!("{first} and {count} more");
-            let want = match &lease.sections[..] {
-                [_] => format!("inside the {} leased pages", lease.pages()),
-                _ => format!("0 and {}, all pages of the recovery", lease.pages()),
+            let want = match lease.recovery {
+                false => format!("inside the {} leased pages", lease.pages()),
+                true => format!("0 and {}, all pages of the recovery", lease.pages()),
             };
             return Err(ClientError::value("first and count", got, want));
         };
         // Before the manager is told: the worker compares it with the beginning of its own session.
         let issued_us = monotonic_us();
-        if !self.operations.hand_out(&self.cell) {
+        if !self.operations.hand_out(&self.cell, first_page, pages) {
             return Err(not_ready());
         }
         Ok(Ticket {

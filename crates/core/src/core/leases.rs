@@ -2,12 +2,24 @@
 
 use super::Core;
 use crate::ledger::{Account, Side};
-use crate::operation::Owing;
+use crate::operation::{Handed, Operation, Owing};
 use crate::{GroupId, InstanceId, Mark, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
+use std::ops::Range;
+
+/// Places of the pages that a restore names: any of a prefix, or all of a recovery.
+fn check_handed(op: &Operation, handed: Handed) -> Result<Range<usize>, Refusal> {
+    let (Handed { first, pages }, leased) = (handed, op.pages.len());
+    let range = handed.within(leased).ok_or(Refusal::OutsideLease { first, pages, leased })?;
+    if op.wanted.recovery && range.len() < leased {
+        return Err(Refusal::PartOfRecovery { first, pages, leased });
+    }
+    Ok(range)
+}
 
 impl Core {
-    /// The owner hands its lease to the workers: from here on they may read, until each says it is done.
-    pub(super) fn restore(&mut self, ticket: Ticket) -> Result<(), Refusal> {
+    /// The owner hands pages of its lease to the workers: from here on they may read, until each says it is
+    /// done. Those pages alone count as restored; custody is of the whole lease, as its bytes are.
+    pub(super) fn restore(&mut self, ticket: Ticket, handed: Handed) -> Result<(), Refusal> {
         let role = self.session(ticket.session)?.role;
         let Some(live) = self.live(ticket.session, ticket.operation) else {
             return Err(Refusal::UnknownOperation);
@@ -21,12 +33,17 @@ impl Core {
             return Err(Refusal::StaleRevision { got, current });
         }
         match op.phase {
-            Phase::Restoring => return Ok(()),
+            Phase::Restoring if op.handed == handed => return Ok(()),
+            Phase::Restoring => {
+                self.mark(Mark::RestoreRefused);
+                return Err(Refusal::ParametersChanged);
+            }
             Phase::Ready => {}
             other => {
                 return Err(Refusal::WrongPhase { phase: other.name(), what: "restore" });
             }
         }
+        let range = check_handed(op, handed).inspect_err(|_| self.marks.hit(Mark::RestoreRefused))?;
         let mut owing: Vec<Owing> = match role {
             Role::Worker { rank } => vec![Owing { session: ticket.session, rank }],
             _ => self.workers_of(op.instance),
@@ -36,19 +53,25 @@ impl Core {
         }
         owing.retain(|owed| !op.early.contains(&owed.session));
         if op.wanted.group() != GroupId::PROBE {
-            self.counters.restored_pages += op.pages.len() as u64;
+            self.counters.restored_pages += u64::from(handed.pages);
         }
-        self.count_ahead(ticket);
+        if range.len() < op.pages.len() {
+            self.marks.hit(Mark::PartHandedOut);
+        }
+        if let Some(op) = self.operations.get_mut(&ticket) {
+            op.handed = handed;
+        }
+        self.count_ahead(ticket, range);
         self.hand_out(ticket, owing);
         Ok(())
     }
 
-    /// Pages that were read ahead are of use now.
-    fn count_ahead(&mut self, ticket: Ticket) {
+    /// Those of the pages that were read ahead are of use now.
+    fn count_ahead(&mut self, ticket: Ticket, range: Range<usize>) {
         let Some(op) = self.operations.get(&ticket) else {
             return;
         };
-        for id in &op.pages {
+        for id in op.pages.get(range).into_iter().flatten() {
             let page = self.index.pages.get_mut(*id);
             let bytes = page.map_or(0, |page| std::mem::take(&mut page.ahead_bytes));
             self.counters.ahead_restored_bytes += bytes;

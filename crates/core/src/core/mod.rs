@@ -25,7 +25,7 @@ use crate::instance::Instance;
 use crate::ledger::Ledger;
 use crate::loading::Reading;
 use crate::marks::Marks;
-use crate::operation::Place;
+use crate::operation::{Handed, Place};
 use crate::operations::Operations;
 use crate::policy::LeafLru;
 use crate::save::Save;
@@ -184,7 +184,7 @@ impl Core {
             Event::Query { session, operation, revision, .. }
             | Event::Recover { session, operation, revision, .. }
             | Event::Candidates { session, operation, revision, .. }
-            | Event::Restore { session, operation, revision }
+            | Event::Restore { session, operation, revision, .. }
             | Event::Keep { session, operation, revision }
             | Event::Release { session, operation, revision }
             | Event::Cancel { session, operation, revision }
@@ -212,7 +212,7 @@ impl Core {
                 self.candidates(ticket, start_tokens, hashes, effects)
             }
             Event::Reserve { request, .. } => self.reserve(ticket, &request, effects),
-            Event::Restore { .. } => self.restore(ticket),
+            Event::Restore { first, pages, .. } => self.restore(ticket, Handed { first, pages }),
             Event::Keep { .. } => self.keep_prepared(ticket),
             Event::Release { .. } => self.release(ticket),
             _ => self.cancel(ticket),

@@ -4,7 +4,7 @@ use super::Core;
 use super::timers::NEVER;
 use crate::instance::Shape;
 use crate::ledger::Account;
-use crate::operation::{Ask, Operation};
+use crate::operation::{Ask, Handed, Operation};
 use crate::session::Session;
 use crate::wanted::Wanted;
 use crate::{
@@ -165,6 +165,7 @@ impl Core {
             reading: Account::Preparing,
             lingering: 0,
             lingering_bytes: 0,
+            handed: Handed::default(),
             charge: None,
             expires_at: NEVER,
             arrival: self.arrivals,

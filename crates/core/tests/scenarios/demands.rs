@@ -19,6 +19,46 @@ fn a_saved_prefix_is_leased_restored_and_drained() {
 }
 
 #[test]
+fn a_part_of_a_lease_is_restored_and_counts_as_a_part() {
+    let mut world = World::new(8, |_| {});
+    world.save(&chain(0..4), None, 0);
+    let (ticket, outcome) = world.query(&chain(0..4));
+    let slots: Vec<_> = ready(&outcome).iter().map(|part| part.slot).collect();
+    assert_eq!(world.restore_part(ticket, 1, 2), []);
+    assert_eq!(world.core.counters().restored_pages, 2);
+    assert_eq!(world.core.ledger().account_bytes(Account::Restoring), 4 * SLOT_BYTES, "all are leased");
+    let readers = |world: &World| slots.iter().all(|slot| world.core.slot(*slot).unwrap().readers == 1);
+    assert!(readers(&world), "custody is of the whole lease");
+    assert_eq!(world.restore_part(ticket, 1, 2), [], "a repetition");
+    assert_eq!(world.core.counters().restored_pages, 2);
+    for (first, pages) in [(0, 4), (1, 1), (2, 2), (9, 9)] {
+        let other = world.restore_part(ticket, first, pages);
+        assert_eq!(refusal(&other), &Refusal::ParametersChanged, "{first}, {pages}");
+    }
+    assert_eq!(world.core.counters().restored_pages, 2);
+    world.release(ticket);
+    assert!(readers(&world), "until the worker is done");
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    assert_eq!((world.core.ledger().reserved_bytes(), world.core.operations().count()), (0, 0));
+}
+
+#[test]
+fn no_page_and_pages_outside_the_lease_are_not_handed_out() {
+    let mut world = World::new(8, |_| {});
+    world.save(&chain(0..3), None, 0);
+    let (ticket, _) = world.query(&chain(0..5));
+    for (first, pages) in [(0, 0), (3, 0), (0, 4), (2, 2), (3, 1), (u32::MAX, 1), (u32::MAX, u32::MAX)] {
+        let effects = world.restore_part(ticket, first, pages);
+        assert_eq!(refusal(&effects), &Refusal::OutsideLease { first, pages, leased: 3 });
+    }
+    let text = refusal(&world.restore_part(ticket, 2, 2)).to_string();
+    assert!(text.contains("2 pages from page 2") && text.contains("3 are leased"), "{text}");
+    assert_eq!((world.core.operations_in(Phase::Ready), world.core.counters().restored_pages), (1, 0));
+    assert_eq!(world.restore_part(ticket, 2, 1), [], "the last one alone");
+    assert_eq!(world.core.counters().restored_pages, 1);
+}
+
+#[test]
 fn a_repeated_query_is_answered_again_and_charged_once() {
     let mut world = World::new(4, |_| {});
     world.save(&chain(0..1), None, 0);

@@ -127,6 +127,24 @@ fn a_boundary_is_recovered_with_the_pages_of_every_group() {
 }
 
 #[test]
+fn a_recovery_is_handed_out_as_a_whole_or_not_at_all() {
+    let mut world = hybrid(|_| {});
+    save_all(&mut world);
+    let (ticket, _) = ask(&mut world, to(64, &chain(0..6)));
+    for (first, pages) in [(0, 7), (1, 7), (7, 1)] {
+        let effects = world.restore_part(ticket, first, pages);
+        assert_eq!(refusal(&effects), &Refusal::PartOfRecovery { first, pages, leased: 8 });
+    }
+    for (first, pages) in [(0, 9), (8, 1), (0, 0)] {
+        let effects = world.restore_part(ticket, first, pages);
+        assert_eq!(refusal(&effects), &Refusal::OutsideLease { first, pages, leased: 8 });
+    }
+    assert_eq!((world.core.operations_in(Phase::Ready), world.core.counters().restored_pages), (1, 0));
+    assert_eq!(world.restore_part(ticket, 0, 8), []);
+    assert_eq!(world.core.counters().restored_pages, 8);
+}
+
+#[test]
 fn candidates_are_a_look_and_name_only_boundaries_that_every_group_has() {
     let mut world = hybrid(|_| {});
     assert_eq!(candidates(&mut world, 0, &chain(0..6)), []);

@@ -57,6 +57,25 @@ fn what_was_prepared_is_claimed_and_counts_as_a_lookup_only_then() {
 }
 
 #[test]
+fn of_what_was_read_ahead_only_what_is_handed_out_was_of_use() {
+    let mut world = tiered(16, |_| {});
+    store(&mut world, 0..4);
+    let (ticket, effects) = begin(&mut world, &chain(0..4), Mode::Prepare);
+    land(&mut world, &effects);
+    send(&mut world, ticket, &chain(0..4), Mode::Demand);
+    assert_eq!(world.restore_part(ticket, 1, 3), []);
+    let used = |world: &World| {
+        let counters = world.core.counters();
+        (counters.restored_pages, counters.ahead_restored_bytes, counters.ahead_unused_bytes)
+    };
+    assert_eq!(used(&world), (3, 3 * SLOT_BYTES, 0));
+    world.step(Event::CopyDone { session: WORKER, ticket });
+    world.release(ticket);
+    world.step(Event::DropUnleased);
+    assert_eq!(used(&world), (3, 3 * SLOT_BYTES, SLOT_BYTES), "the first was read for nothing");
+}
+
+#[test]
 fn nobody_waits_for_a_claim_longer_than_a_second_unless_it_is_kept() {
     let mut world = tiered(16, |_| {});
     store(&mut world, 0..1);

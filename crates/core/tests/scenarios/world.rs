@@ -119,8 +119,15 @@ impl World {
         outcomes(self.step(Event::Query { session, operation, revision, demand }))
     }
 
+    /// All that it leases.
     pub(crate) fn restore(&mut self, t: Ticket) -> Vec<Effect> {
-        self.step(Event::Restore { session: t.session, operation: t.operation, revision: t.revision })
+        let leased = self.core.operations().find(|view| view.ticket == t).map_or(1, |view| view.pages);
+        self.restore_part(t, 0, u32::try_from(leased).unwrap())
+    }
+
+    pub(crate) fn restore_part(&mut self, t: Ticket, first: u32, pages: u32) -> Vec<Effect> {
+        let Ticket { session, operation, revision } = t;
+        self.step(Event::Restore { session, operation, revision, first, pages })
     }
 
     pub(crate) fn release(&mut self, t: Ticket) -> Vec<Effect> {

@@ -126,7 +126,7 @@ fn to_manager() -> Result<Files> {
         ("keep", ToManager::Keep(&kept[..2])),
         ("keep_most", ToManager::Keep(&kept[..MAX_KEPT])),
         ("keep_too_many", ToManager::Keep(&kept)),
-        ("restore", ToManager::Restore),
+        ("restore", ToManager::Restore { first: 1, pages: 2 }),
         ("release", ToManager::Release),
         ("cancel", ToManager::Cancel),
         ("copy_done", ToManager::CopyDone { session: 1, operation: 2, revision: 3 }),
@@ -162,7 +162,8 @@ fn to_manager() -> Result<Files> {
     bytes[6..8].copy_from_slice(&u16::MAX.to_le_bytes());
     files.push(("reserve_parent_65535", payload(Kind::Reserve as u16, &bytes)));
     files.push(("attest_2", payload(Kind::Attest as u16, &[2])));
-    files.push(("restore_with_payload", payload(Kind::Restore as u16, &[0])));
+    files.push(("restore_torn", payload(Kind::Restore as u16, &[0; 7])));
+    files.push(("restore_longer", payload(Kind::Restore as u16, &[0; 9])));
     files.push(("kind_0", payload(0, &[])));
     files.push(("kind_of_a_manager", payload(Kind::Welcome as u16, &[0; 16])));
     files.push(("hello_torn", payload(Kind::Hello as u16, &json[..json.len() / 2])));
@@ -267,7 +268,7 @@ fn frames() -> Result<Files> {
         ("torn_header", [vec![3], raw(&one[..size_of::<Header>() - 1])].concat()),
         ("torn_payload", [vec![64], raw(&one[..one.len() - 1])].concat()),
         ("no_magic", changed(0, b"HTTP")),
-        ("version_2", changed(4, &[2, 0])),
+        ("version_1", changed(4, &[1, 0])),
         ("kind_99", changed(6, &[99, 0])),
         ("length_2_32", changed(32, &u32::MAX.to_le_bytes())),
         ("length_at_the_limit", changed(32, &(1_u32 << 20).to_le_bytes())),

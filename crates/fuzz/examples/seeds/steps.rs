@@ -10,6 +10,7 @@ pub(crate) fn files() -> Files {
     let save = vec![7, 0, 0x02, 0, 13, 0, 1, 13, 0, 0];
     let query = vec![4, 0, 0x02, 0];
     let (restore, release, cancel) = (vec![10, 0xf0, 0], vec![10, 0xf0, 1], vec![10, 0xf0, 2]);
+    let part = |first: u8, pages: u8| vec![10, 0xf0, (first | pages << 3) * 3];
     let copy_done = vec![11, 0, 0xf0];
     let close = vec![1, 0];
     let (exit, attested) = (vec![2, 0], vec![2, 128]);
@@ -25,6 +26,12 @@ pub(crate) fn files() -> Files {
     let two = vec![0, 3, 0, 0, 4, 0, 0, 5, 0, 3, 2, 3, 0, 18, 0, 18, 0];
     vec![
         ("save_and_restore", story(&[&solo, &save, &query, &restore, &copy_done, &release])),
+        // The second of two pages; then the first, which is another part; then the second again.
+        (
+            "restore_of_a_part",
+            story(&[&solo, &save, &query, &part(1, 1), &part(0, 1), &part(1, 1), &copy_done]),
+        ),
+        ("restore_outside", story(&[&solo, &save, &query, &part(1, 2), &part(7, 7), &part(4, 0), &restore])),
         ("release_before_the_copy_ends", story(&[&solo, &save, &query, &restore, &release, &copy_done])),
         ("cancel", story(&[&solo, &save, &query, &cancel])),
         ("closed_while_restoring", story(&[&solo, &save, &query, &restore, &close, &exit])),

@@ -150,6 +150,15 @@ impl World {
         ticket
     }
 
+    /// Pages for a restore: all that are leased, or as bits 0 to 2 and 3 to 6 of the choice name them.
+    pub(super) fn some_of(&self, ticket: Ticket, choice: u8) -> (u32, u32) {
+        let leased = self.core.operations().find(|view| view.ticket == ticket).map_or(1, |view| view.pages);
+        match choice {
+            0 => (0, u32::try_from(leased).unwrap_or(u32::MAX)),
+            _ => (u32::from(choice & 7), u32::from(choice >> 3)),
+        }
+    }
+
     /// A slot seen in an answer with the page it was granted for, or one made up.
     pub(super) fn slot(&self, choice: u8) -> (SlotRef, BlockHash) {
         let made_up = SlotRef {

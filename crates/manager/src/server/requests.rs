@@ -29,8 +29,8 @@ impl Server {
             | ToManager::Forget { .. } => {
                 self.request_with_hashes(id, sender, header, message);
             }
-            ToManager::Restore => {
-                self.feed(Event::Restore { session, operation, revision });
+            ToManager::Restore { first, pages } => {
+                self.feed(Event::Restore { session, operation, revision, first, pages });
             }
             ToManager::Keep(items) => {
                 for item in items {

@@ -134,7 +134,8 @@ impl Engine {
 
     /// Restores a leased operation and gives the bytes of its pages.
     pub fn restore(&mut self, operation: u64, parts: &[Part]) -> Vec<Vec<u8>> {
-        self.send(&ToManager::Restore, operation, 0);
+        let restore = ToManager::Restore { first: 0, pages: u32::try_from(parts.len()).unwrap() };
+        self.send(&restore, operation, 0);
         let bytes = parts.iter().map(|part| self.read_page(&part.slot)).collect();
         let session = self.session;
         self.send(&ToManager::CopyDone { session, operation, revision: 0 }, 0, 0);

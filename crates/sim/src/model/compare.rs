@@ -43,6 +43,10 @@ impl Model {
         self.check_speculation(now, event, core)?;
         self.compare_operations(core)?;
         self.compare_accounts(core)?;
+        let restored = core.counters().restored_pages;
+        ensure(restored == self.restored_pages, Checker::Model, || {
+            format!("{} pages were handed out, the core counts {restored}", self.restored_pages)
+        })?;
         let filling: u64 = self.fills.values().map(|f| f.bytes).sum();
         ensure(core.filling_bytes() == filling, Checker::Custody, || {
             format!("{} bytes are being saved, the core counts {}", filling, core.filling_bytes())

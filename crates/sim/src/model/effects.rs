@@ -227,6 +227,7 @@ impl Model {
         if let Some(op) = self.operations.get_mut(&ticket) {
             op.phase = Phase::Ready;
             op.bytes = op.bytes_of(count) + op.lingering_bytes;
+            op.leased = u32::try_from(count).unwrap_or(u32::MAX);
             op.parts = parts.to_vec();
         }
         Ok(())

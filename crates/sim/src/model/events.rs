@@ -79,8 +79,8 @@ impl Model {
             Event::Reserve { session, operation, revision, request } => {
                 self.verdict_on_reserve(Ticket { session, operation, revision }, &request)
             }
-            Event::Restore { session, operation, revision } => {
-                self.verdict_on_restore(Ticket { session, operation, revision })
+            Event::Restore { session, operation, revision, first, pages } => {
+                self.verdict_on_restore(Ticket { session, operation, revision }, (first, pages))
             }
             Event::Release { session, operation, revision }
             | Event::Cancel { session, operation, revision } => {
@@ -128,13 +128,19 @@ impl Model {
         }
     }
 
-    fn verdict_on_restore(&self, ticket: Ticket) -> Verdict {
+    /// Of a prefix any page or more may be handed out, a recovery only as a whole; once.
+    fn verdict_on_restore(&self, ticket: Ticket, range: (u32, u32)) -> Verdict {
         let live = self.live(ticket.session, ticket.operation).filter(|live| *live == ticket);
         let op = live.and_then(|ticket| self.operations.get(&ticket));
         refuse_if(op.is_none_or(|op| {
             let nobody = op.phase == Phase::Ready && self.workers(op.instance).is_empty();
             let early = matches!(op.phase, Phase::Waiting | Phase::Preparing);
-            early || op.phase.speculative() || nobody
+            let other = match op.phase {
+                Phase::Ready if op.recovery.is_some() => range != (0, op.leased),
+                Phase::Ready => range.1 == 0 || u64::from(range.0) + u64::from(range.1) > op.leased.into(),
+                _ => range != op.range,
+            };
+            early || op.phase.speculative() || nobody || other
         }))
     }
 
@@ -225,8 +231,8 @@ impl Model {
                 }
             }
             Event::Reserve { session, operation, .. } => self.use_number(session, operation),
-            Event::Restore { session, operation, revision } => {
-                self.handed(Ticket { session, operation, revision });
+            Event::Restore { session, operation, revision, first, pages } => {
+                self.handed(Ticket { session, operation, revision }, (first, pages));
             }
             Event::Release { session, operation, .. } | Event::Cancel { session, operation, .. } => {
                 if let Some(live) = self.live(session, operation) {
@@ -331,10 +337,12 @@ impl Model {
             wanted: ask.wanted,
             shapes: ask.shapes,
             recovery: ask.recovery,
+            leased: 0,
             parts: Vec::new(),
             bytes: 0,
             lingering_bytes: 0,
             owing: BTreeSet::new(),
+            range: (0, 0),
             early: BTreeSet::new(),
             place: (turn, now.plus_ms(wait_ms).0, self.arrivals),
         };
@@ -356,7 +364,7 @@ impl Model {
         }
     }
 
-    fn handed(&mut self, ticket: Ticket) {
+    fn handed(&mut self, ticket: Ticket, range: (u32, u32)) {
         let workers = match self.sessions.get(&ticket.session) {
             Some(s) if matches!(s.spec.role, Role::Worker { .. }) => BTreeSet::from([ticket.session]),
             Some(s) => self.workers(s.spec.instance).into_values().collect(),
@@ -367,6 +375,10 @@ impl Model {
         {
             op.phase = Phase::Restoring;
             op.handed = true;
+            op.range = range;
+            if op.wanted.first().is_some_and(|(group, _)| *group != GroupId::PROBE) {
+                self.restored_pages += u64::from(range.1);
+            }
             op.owing = workers.difference(&op.early).copied().collect();
         }
     }

@@ -55,12 +55,16 @@ pub(crate) struct Operation {
     shapes: Vec<(u16, u64)>,
     /// Of a recovery: where the pages of each group begin.
     recovery: Option<Vec<(GroupId, u32)>>,
+    /// Pages it leases, and their parts.
+    leased: u32,
     parts: Vec<PagePart>,
     pub(crate) bytes: u64,
     /// Bytes of those for reads that nobody waits for any more.
     lingering_bytes: u64,
     /// Workers that may be copying.
     pub(crate) owing: BTreeSet<SessionId>,
+    /// First page and number of pages that its owner handed out.
+    range: (u32, u32),
     /// Workers that were done before they could be counted in.
     early: BTreeSet<SessionId>,
     /// Turn, end of the wait, and order of arrival.
@@ -114,6 +118,8 @@ pub(crate) struct Model {
     /// Every complete commit that has not been forgotten since.
     complete: BTreeMap<Key, Vec<Vec<PagePart>>>,
     arrivals: u64,
+    /// Pages that owners handed out, without those of self-tests.
+    restored_pages: u64,
     /// Made by the event that is being observed.
     fresh: Option<Ticket>,
     tier: tier::Tier,
@@ -133,6 +139,7 @@ impl Model {
             next_page: 0,
             complete: BTreeMap::new(),
             arrivals: 0,
+            restored_pages: 0,
             fresh: None,
             tier: tier::Tier::default(),
             scrubs: BTreeSet::new(),

@@ -136,7 +136,7 @@ impl Fields {
             0 => ToManager::Hello(self.text.as_bytes()),
             1 => ToManager::Attest { passed: self.flag },
             2 => ToManager::Query { group: self.group, deadline_ms: self.small, rule: self.rule(), hashes },
-            3 => ToManager::Restore,
+            3 => ToManager::Restore { first: self.small, pages: !self.small },
             4 => ToManager::Release,
             5 => ToManager::Cancel,
             6 => ToManager::CopyDone { session: self.large, operation: !self.large, revision: self.small },

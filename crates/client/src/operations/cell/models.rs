@@ -17,7 +17,7 @@ fn pending() -> Arc<QueryCell> {
 
 fn lease() -> Lease {
     let section = Section { group: 0, first_page: 0, pages: PAGES, shards: 1 };
-    Lease { sections: vec![section], parts: Vec::new() }
+    Lease { sections: vec![section], parts: Vec::new(), recovery: false }
 }
 
 /// What a poll finds belongs together: pages with ready, a reason with a miss.
