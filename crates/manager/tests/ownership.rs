@@ -49,6 +49,13 @@ fn pages(answer: Answer) -> usize {
     }
 }
 
+fn refused(answer: Answer) -> String {
+    match answer {
+        Answer::Refused(text) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn query_status(manager: &Manager) -> Value {
     manager.status()["query"].clone()
 }
@@ -93,10 +100,6 @@ fn a_newer_version_replaces_an_older_one_and_ended_names_stay_ended() {
     assert_eq!(pages(ask(&mut engine, 101, 1, &hashes(1..=3))), 3);
     assert_eq!(pages(ask(&mut engine, 101, 2, &hashes(1..=1))), 1);
     assert_eq!(reserved_slots(&manager), 1, "the older lease has ended");
-    let refused = |answer| match answer {
-        Answer::Refused(text) => text,
-        other => panic!("{other:?}"),
-    };
     assert!(refused(ask(&mut engine, 101, 1, &hashes(1..=3))).contains("revision 1 is older than 2"));
     assert!(refused(ask(&mut engine, 101, 2, &hashes(1..=2))).contains("other parameters"));
     assert_eq!(pages(ask(&mut engine, 101, 2, &hashes(1..=1))), 1, "the same request: the same answer");

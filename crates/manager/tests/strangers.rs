@@ -4,7 +4,7 @@
 
 mod support;
 
-use orbitkv_wire::{Header, Kind, ToManager};
+use orbitkv_wire::{Header, Kind, ToManager, VERSION};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::set_thread_res_uid;
 use std::fs::Permissions;
@@ -81,7 +81,7 @@ fn bad_frames(engine: &Engine) -> Vec<(Vec<u8>, &'static str)> {
     torn.length = 41.into();
     vec![
         (vec![0x5a; 300], "magic"),
-        (changed(4, &[2, 0]), "protocol version 2"),
+        (changed(4, &(VERSION + 1).to_le_bytes()), "protocol version"),
         (changed(6, &[99, 0]), "kind 99"),
         (changed(32, &u32::MAX.to_le_bytes()), "4294967295"),
         (changed(32, &((1_u32 << 20) + 1).to_le_bytes()), "1048577"),
