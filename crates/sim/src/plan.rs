@@ -145,7 +145,7 @@ impl Plan {
             ahead: if rng.chance(60) { rng.range(10, 70) } else { 0 },
             recoveries: if rng.chance(50) { rng.range(10, 60) } else { 0 },
             strict: if rng.chance(40) { rng.range(5, 60) } else { 0 },
-            parts: if rng.chance(50) { rng.range(10, 70) } else { 0 },
+            parts: if rng.chance(70) { rng.range(20, 90) } else { 0 },
             weights: std::array::from_fn(|_| rng.range(1, 8)),
             engines,
         }

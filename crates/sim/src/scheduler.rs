@@ -306,8 +306,11 @@ impl World {
         let (range, again) = match &ask.state {
             AskState::Ready { pages } => {
                 let leased = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-                let part = if ask.recovery.is_some() { leased - 1 } else { 0 };
-                ([(leased, 1), (0, leased + 1), (u32::MAX, u32::MAX), (0, part)][choice], false)
+                let ranges = match ask.recovery {
+                    Some(_) => [(0, leased - 1), (1, leased - 1), (0, leased + 1), (leased, 1)],
+                    None => [(0, 0), (leased, 1), (0, leased + 1), (u32::MAX, u32::MAX)],
+                };
+                (ranges[choice], false)
             }
             AskState::Handed { range: (first, pages), .. } if choice > 0 => ((*first, *pages + 1), false),
             AskState::Handed { range, .. } => (*range, true),

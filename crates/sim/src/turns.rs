@@ -226,6 +226,9 @@ impl World {
             self.claim(client, operation);
         }
         if let Some(operation) = self.one(client, |ask| matches!(ask.state, AskState::Ready { .. })) {
+            if self.plan.faults.abuse > 0 && self.rng.chance(30) {
+                self.restore_other(client, operation);
+            }
             self.hand_restore(client, operation);
         }
         if let Some(operation) = self.one(client, |ask| matches!(ask.state, AskState::Granted { .. })) {
