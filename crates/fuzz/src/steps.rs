@@ -66,19 +66,7 @@ fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
         }
         4..=6 => query(world, bytes),
         7..=9 => reserve(world, bytes),
-        10 => {
-            let t = world.ticket(bytes);
-            let (session, operation, revision) = (t.session, t.operation, t.revision);
-            let choice = bytes.u8();
-            world.step(match choice % 3 {
-                0 => {
-                    let (first, pages) = world.some_of(t, choice / 3);
-                    Event::Restore { session, operation, revision, first, pages }
-                }
-                1 => Event::Release { session, operation, revision },
-                _ => Event::Cancel { session, operation, revision },
-            });
-        }
+        10 => hand_out_or_end(world, bytes),
         11 => {
             let (session, ticket) = (world.session(bytes.u8()), world.ticket(bytes));
             world.step(Event::CopyDone { session, ticket });
@@ -115,6 +103,21 @@ fn step(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
             world.step(Event::Tick);
         }
     }
+}
+
+/// A restore, a release or a cancel of some operation.
+fn hand_out_or_end(world: &mut World, bytes: &mut Bytes<'_>) {
+    let ticket = world.ticket(bytes);
+    let Ticket { session, operation, revision } = ticket;
+    let choice = bytes.u8();
+    world.step(match choice % 3 {
+        0 => {
+            let (first, pages) = world.some_of(ticket, choice / 3);
+            Event::Restore { session, operation, revision, first, pages }
+        }
+        1 => Event::Release { session, operation, revision },
+        _ => Event::Cancel { session, operation, revision },
+    });
 }
 
 fn step_ahead(world: &mut World, event: u8, bytes: &mut Bytes<'_>) {
