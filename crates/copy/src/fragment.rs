@@ -39,6 +39,11 @@ impl Fragment {
         self.src
     }
 
+    /// First byte written.
+    pub(crate) fn dst(&self) -> *mut u8 {
+        self.dst
+    }
+
     /// The part of `len` bytes at `offset`, or what there is of it.
     pub(crate) fn part(&self, offset: usize, len: usize) -> Fragment {
         let offset = offset.min(self.len);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use orbitkv_shm::{Region, ShmError};
 
-use crate::{Fragment, KvLayout, Progress, Step};
+use crate::cuda::{Layers, PooledEvent};
+use crate::{Fragment, KvLayout, Progress, Step, StreamOrder};
 
 /// Most fragments in a job: 24 MiB of descriptors. 8K tokens of a 36-layer model in 64-token pages are 4,608.
 pub const MAX_FRAGMENTS: usize = 1 << 20;
@@ -79,8 +80,11 @@ pub struct CopyJob {
     direction: CopyDirection,
     steps: Vec<Step>,
     progress: Arc<Progress>,
+    order: StreamOrder,
+    /// Events of the steps, for those who let a stream wait for one.
+    layers: Option<Arc<Layers>>,
     /// Keeps the pages mapped; the addresses in `steps` point into them.
-    _memory: Vec<Arc<Region>>,
+    memory: Vec<Arc<Region>>,
 }
 
 impl CopyJob {
@@ -104,7 +108,8 @@ impl CopyJob {
             return Err(JobError::TooManyFragments { count });
         }
         let progress = Arc::new(Progress::new(steps.len()));
-        Ok(CopyJob { id, direction, steps, progress, _memory: memory })
+        let order = StreamOrder::default();
+        Ok(CopyJob { id, direction, steps, progress, order, layers: None, memory })
     }
 
     /// A job between blocks and pages: one step a layer, in the layout's order.
@@ -200,6 +205,48 @@ impl CopyJob {
         &self.steps
     }
 
+    /// Lets the first byte move only after `order`. Engines of host memory do not look at it.
+    #[must_use]
+    pub fn after(mut self, order: StreamOrder) -> CopyJob {
+        self.order = order;
+        self
+    }
+
+    /// What the first byte comes after.
+    #[must_use]
+    pub fn order(&self) -> &StreamOrder {
+        &self.order
+    }
+
+    /// The segments that the job keeps mapped.
+    #[must_use]
+    pub fn memory(&self) -> &[Arc<Region>] {
+        &self.memory
+    }
+
+    pub(crate) fn set_layers(&mut self, layers: Arc<Layers>) {
+        self.layers = Some(layers);
+    }
+
+    /// The event to record at the end of `step`, if somebody may wait for it.
+    pub(crate) fn layer_event(&self, step: usize) -> Option<Arc<PooledEvent>> {
+        self.layers.as_ref().and_then(|layers| layers.event(step))
+    }
+
+    /// The record of the next step's event has returned.
+    pub(crate) fn note_layer_recorded(&self) {
+        if let Some(layers) = &self.layers {
+            layers.note_recorded();
+        }
+    }
+
+    /// No further event will be recorded.
+    pub(crate) fn close_layers(&self) {
+        if let Some(layers) = &self.layers {
+            layers.close();
+        }
+    }
+
     /// How far the job is; outlives it.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
@@ -210,6 +257,7 @@ impl CopyJob {
 impl Drop for CopyJob {
     fn drop(&mut self) {
         self.progress.request_abort();
+        self.close_layers();
     }
 }
 

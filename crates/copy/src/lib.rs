@@ -7,6 +7,7 @@
 //! Where pages come from, and who may read them, is decided elsewhere.
 
 mod crc;
+mod cuda;
 mod engine;
 #[cfg(feature = "fake")]
 mod fake;
@@ -20,6 +21,12 @@ mod progress;
 mod sync;
 
 pub use crc::{Crc64, crc64, crc64_sources, page_crc64};
+pub use cuda::{
+    BatchForm, BatchNotice, BatchRefusal, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError,
+    CudaHandle, CudaStreamHandle, LayerEvents, LayerWait, Registration, StreamOrder,
+};
+#[cfg(feature = "test-hooks")]
+pub use cuda::{CudaProbe, ProbeMemory};
 pub use engine::{CopyDone, CopyEngine, CopyError, Refused, Waker};
 #[cfg(feature = "fake")]
 pub use fake::{FAKE_FAILURE_CODE, FakeCopy, FakePlan};

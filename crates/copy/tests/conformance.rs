@@ -3,12 +3,16 @@
 
 mod world;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use orbitkv_copy::{
-    CopyDirection, CopyEngine, CopyError, CopyId, CopyJob, CopyState, FakeCopy, FakePlan, Fragment, HostCopy,
-    HostCopyConfig, JobError, Progress, Step, WaitOutcome, crc64_sources, page_crc64,
+    CopyDirection, CopyDone, CopyEngine, CopyError, CopyId, CopyJob, CopyMethod, CopyState, CudaCopy,
+    CudaCopyConfig, CudaDriver, CudaHandle, FakeCopy, FakePlan, Fragment, HostCopy, HostCopyConfig, JobError,
+    Progress, Refused, Step, WaitOutcome, crc64_sources, page_crc64,
 };
+use orbitkv_fake_cuda::Fake;
+use orbitkv_shm::Region;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::TestRunner;
@@ -35,6 +39,63 @@ fn for_each_engine(check: impl Fn(&mut dyn CopyEngine, &mut dyn FnMut())) {
         now_us += 5;
         clock.advance(now_us);
     });
+    for method in [CopyMethod::Plain, CopyMethod::Rows, CopyMethod::Batch] {
+        let (mut engine, handle) = cuda(method);
+        // Pages that are not registered go through staging slots, far smaller than some of the fragments.
+        check(&mut engine, &mut || std::thread::sleep(BRIEF));
+        let mut engine = Registering { engine, handle, registered: Vec::new(), under_way: 0 };
+        check(&mut engine, &mut || std::thread::sleep(BRIEF));
+    }
+}
+
+/// A CUDA engine on a fake device, whose device memory is any memory.
+fn cuda(method: CopyMethod) -> (CudaCopy, CudaHandle) {
+    let fake = Fake::load().unwrap();
+    let device = fake.device();
+    device.take_any_memory();
+    let driver = CudaDriver::load_from(fake.path()).unwrap();
+    let config = CudaCopyConfig {
+        max_jobs: MAX_JOBS,
+        method,
+        staging_slot_bytes: 4096,
+        register_chunk_bytes: 8192,
+        max_ahead_bytes: 1 << 20,
+        ..CudaCopyConfig::new(device.ordinal)
+    };
+    let engine = CudaCopy::new(&driver, config).unwrap();
+    let handle = engine.handle();
+    assert_eq!(handle.batch_refusal().is_none(), method == CopyMethod::Batch);
+    (engine, handle)
+}
+
+/// Registers the pages of each job before it is submitted, in chunks smaller than most fragments, and forgets them
+/// once no job is under way.
+struct Registering {
+    engine: CudaCopy,
+    handle: CudaHandle,
+    registered: Vec<Arc<Region>>,
+    under_way: usize,
+}
+
+impl CopyEngine for Registering {
+    fn submit(&mut self, job: CopyJob) -> Result<(), Refused> {
+        for region in job.memory() {
+            self.handle.register(region);
+            self.registered.push(region.clone());
+        }
+        let registration = self.handle.wait_registered(Duration::from_secs(60));
+        assert_eq!((registration.pending_bytes, registration.failure), (0, None));
+        self.engine.submit(job).inspect(|()| self.under_way += 1)
+    }
+
+    fn poll(&mut self, out: &mut Vec<CopyDone>) {
+        let before = out.len();
+        self.engine.poll(out);
+        self.under_way -= out.len() - before;
+        if self.under_way == 0 {
+            self.registered.drain(..).for_each(|region| self.handle.unregister(&region));
+        }
+    }
 }
 
 fn stop(progress: &Progress, drive: &mut dyn FnMut()) {
@@ -196,7 +257,7 @@ fn each_job_is_reported_exactly_once_and_not_before_its_end() {
         let world = World::new(&[(40_000, 8), (70_000, 0)], 4, 4);
         let mut reported = Vec::new();
         let mut submitted = 0;
-        let mut open: Vec<(CopyId, std::sync::Arc<Progress>)> = Vec::new();
+        let mut open: Vec<(CopyId, Arc<Progress>)> = Vec::new();
         while reported.len() < 200 {
             let slot = usize::try_from(submitted).unwrap() % MAX_JOBS;
             let direction = if submitted % 2 == 0 { Save } else { Restore };

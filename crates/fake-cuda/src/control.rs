@@ -10,6 +10,7 @@ use crate::device::device;
 use crate::plan::{FakeStats, Fault};
 
 type PlanFn = extern "C" fn(usize, *const c_char, u64, u64) -> c_int;
+type LaunchFn = extern "C" fn(*mut c_void, extern "C" fn(*mut c_void), *mut c_void) -> c_int;
 type StatsFn = extern "C" fn(usize, *mut FakeStats) -> c_int;
 
 /// Plans device `ordinal`; what `verb` is called here is a method of [`FakeDevice`] too.
@@ -45,6 +46,7 @@ pub struct Fake {
     path: PathBuf,
     plan: PlanFn,
     stats: StatsFn,
+    launch: LaunchFn,
 }
 
 /// One device of it, used by nobody else in the process.
@@ -65,11 +67,11 @@ impl Fake {
         let mut folders = program.ancestors().skip(1).take(2);
         let path = folders
             .find_map(|folder| {
-                let direct = folder.join("libfake_cuda.so");
-                let built = folder.join("deps").join("libfake_cuda.so");
+                let direct = folder.join("liborbitkv_fake_cuda.so");
+                let built = folder.join("deps").join("liborbitkv_fake_cuda.so");
                 [direct, built].into_iter().find(|path| path.is_file())
             })
-            .ok_or_else(|| format!("libfake_cuda.so is not beside {}", program.display()))?;
+            .ok_or_else(|| format!("liborbitkv_fake_cuda.so is not beside {}", program.display()))?;
         Fake::load_from(&path)
     }
 
@@ -86,14 +88,16 @@ impl Fake {
             if address.is_null() { Err(format!("{} lacks {symbol:?}", path.display())) } else { Ok(address) }
         };
         let (plan, stats) = (find(c"fakeCudaPlan")?, find(c"fakeCudaStats")?);
+        let launch = find(c"cuLaunchHostFunc")?;
         // SAFETY: the symbols are the functions above, from the same source.
-        let (plan, stats) = unsafe {
+        let (plan, stats, launch) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, PlanFn>(plan),
                 std::mem::transmute::<*mut c_void, StatsFn>(stats),
+                std::mem::transmute::<*mut c_void, LaunchFn>(launch),
             )
         };
-        Ok(Arc::new(Fake { path: path.to_owned(), plan, stats }))
+        Ok(Arc::new(Fake { path: path.to_owned(), plan, stats, launch }))
     }
 
     /// Where the shared object is.
@@ -145,6 +149,14 @@ impl FakeDevice {
         self.plan("destroy", 0, 0);
     }
 
+    /// Runs `body` on `stream` (`CUstream`) in its turn, as a kernel would run: what is queued behind it waits.
+    pub fn run_on(&self, stream: usize, body: impl FnOnce() + Send + 'static) {
+        let body: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(body));
+        let stream = std::ptr::with_exposed_provenance_mut(stream);
+        let code = (self.fake.launch)(stream, call_body, Box::into_raw(body).cast());
+        assert!(code == 0, "cuLaunchHostFunc reports {code}");
+    }
+
     /// The counters now.
     #[must_use]
     pub fn stats(&self) -> FakeStats {
@@ -152,4 +164,10 @@ impl FakeDevice {
         (self.fake.stats)(self.ordinal as usize, &raw mut stats);
         stats
     }
+}
+
+extern "C" fn call_body(body: *mut c_void) {
+    // SAFETY: `run_on` gave this box away, and the stream calls once.
+    let body = unsafe { Box::from_raw(body.cast::<Box<dyn FnOnce() + Send>>()) };
+    body();
 }

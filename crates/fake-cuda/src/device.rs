@@ -139,8 +139,10 @@ impl State {
 
     pub(crate) fn is_device_memory(&self, start: usize, bytes: usize) -> bool {
         self.any_memory
-            || self.allocations.range(..=start).next_back().is_some_and(|(base, len)| {
-                start.checked_add(bytes).is_some_and(|end| end <= base + len)
-            })
+            || self
+                .allocations
+                .range(..=start)
+                .next_back()
+                .is_some_and(|(base, len)| start.checked_add(bytes).is_some_and(|end| end <= base + len))
     }
 }

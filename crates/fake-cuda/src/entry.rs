@@ -418,7 +418,8 @@ extern "C" fn cuMemcpy2DAsync_v2(rows: *const c_void, handle: *mut c_void) -> c_
         let rows = unsafe { &*rows.cast::<Rows>() };
         let offsets = [rows.src_x, rows.src_y, rows.dst_x, rows.dst_y];
         let longest = rows.src_pitch.max(rows.dst_pitch);
-        if offsets != [0; 4] || rows.width > rows.src_pitch.min(rows.dst_pitch) || longest > i32::MAX as usize {
+        if offsets != [0; 4] || rows.width > rows.src_pitch.min(rows.dst_pitch) || longest > i32::MAX as usize
+        {
             return Err(INVALID_VALUE);
         }
         // CU_MEMORYTYPE_HOST is 1, CU_MEMORYTYPE_DEVICE is 2.

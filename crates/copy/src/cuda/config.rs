@@ -1,0 +1,97 @@
+//! How a CUDA engine is built.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::error::CudaError;
+use super::plan::CopyMethod;
+use super::self_test::BatchRefusal;
+use crate::Waker;
+
+const MIB: usize = 1 << 20;
+
+/// Called once, on the thread that makes the engine or on one of the engine's, when batches are not or no longer used.
+pub type BatchNotice = Arc<dyn Fn(&BatchRefusal) + Send + Sync>;
+
+/// Settings of a [`super::CudaCopy`]: `CudaCopyConfig { max_jobs: 8, ..CudaCopyConfig::new(0) }`.
+#[derive(Clone)]
+pub struct CudaCopyConfig {
+    /// Device as the process numbers them, after `CUDA_VISIBLE_DEVICES`.
+    pub device: u32,
+    /// Jobs held at most, from submission until polled.
+    pub max_jobs: usize,
+    /// Called after jobs have ended.
+    pub waker: Option<Waker>,
+    /// How fragments below `plain_min_bytes` are copied.
+    pub method: CopyMethod,
+    /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
+    pub batch_max_descriptors: usize,
+    /// From this size on a fragment is copied by a call of its own, which then costs less than it moves.
+    pub plain_min_bytes: usize,
+    /// Bytes queued on a stream at most when a further step is queued: what an abort may have to wait for.
+    pub max_ahead_bytes: usize,
+    /// Size of one of the four slots through which unregistered memory is copied; a multiple of 4 KiB.
+    pub staging_slot_bytes: usize,
+    /// What is registered with one call; a multiple of 4 KiB. The engine's own calls may have to wait that long.
+    pub register_chunk_bytes: usize,
+    /// How often completions are looked for while copies are under way.
+    pub poll_us: u64,
+    /// How long dropping the engine waits for copies under way. What has not ended then is never given back.
+    pub drop_wait_ms: u64,
+    /// Told why batches are not used.
+    pub batch_notice: Option<BatchNotice>,
+}
+
+impl fmt::Debug for CudaCopyConfig {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("CudaCopyConfig").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl CudaCopyConfig {
+    /// 64 jobs; batches of 512 below 1 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
+    #[must_use]
+    pub fn new(device: u32) -> CudaCopyConfig {
+        CudaCopyConfig {
+            device,
+            max_jobs: 64,
+            waker: None,
+            method: CopyMethod::Auto,
+            batch_max_descriptors: 512,
+            plain_min_bytes: MIB,
+            max_ahead_bytes: 1024 * MIB,
+            staging_slot_bytes: 2 * MIB,
+            register_chunk_bytes: 128 * MIB,
+            poll_us: 50,
+            drop_wait_ms: 10_000,
+            batch_notice: None,
+        }
+    }
+
+    pub(super) fn check(&self) -> Result<(), CudaError> {
+        let page = orbitkv_shm::PAGE_BYTES;
+        let sizes = |bytes: usize| bytes > 0 && bytes.is_multiple_of(page) && bytes <= 256 * MIB;
+        let wants_pages = "a multiple of 4096 up to 256 MiB";
+        let rules = [
+            ("max_jobs", self.max_jobs, self.max_jobs > 0, "at least 1"),
+            (
+                "batch_max_descriptors",
+                self.batch_max_descriptors,
+                (1..=512).contains(&self.batch_max_descriptors),
+                "1 to 512",
+            ),
+            ("max_ahead_bytes", self.max_ahead_bytes, self.max_ahead_bytes > 0, "at least 1"),
+            ("staging_slot_bytes", self.staging_slot_bytes, sizes(self.staging_slot_bytes), wants_pages),
+            (
+                "register_chunk_bytes",
+                self.register_chunk_bytes,
+                sizes(self.register_chunk_bytes),
+                wants_pages,
+            ),
+        ];
+        match rules.into_iter().find(|(_, _, fits, _)| !fits) {
+            Some((field, value, _, wants)) => Err(CudaError::Config { field, value: value as u64, wants }),
+            None => Ok(()),
+        }
+    }
+}
