@@ -72,6 +72,10 @@ pub(super) struct Memcpy2d {
 // The sizes that C compilers give them on the 64-bit targets that have a driver.
 const _: () = assert!(size_of::<MemcpyAttributes>() == 24 && size_of::<Memcpy2d>() == 128);
 
+/// What an engine does without where it must: a newer driver only makes it faster.
+pub(super) const OPTIONAL: [&CStr; 3] =
+    [c"cuMemcpy2DAsync_v2", c"cuMemcpyBatchAsync", c"cuMemcpyBatchAsync_v2"];
+
 macro_rules! symbols {
     ($($field:ident = $symbol:literal($($argument:ty),*);)*) => {
         /// What a driver exports.
@@ -95,6 +99,11 @@ macro_rules! symbols {
                         >(find($symbol))
                     },)*
                 }
+            }
+
+            /// Every symbol, and whether the driver has it.
+            pub(super) fn symbols(&self) -> impl Iterator<Item = (&'static CStr, bool)> {
+                [$(($symbol, self.$field.is_some())),*].into_iter()
             }
         }
     };

@@ -119,6 +119,10 @@ impl CudaDriver {
         // SAFETY: `version` is a place for a number.
         unsafe { call!(driver, driver_get_version, "cuDriverGetVersion", &raw mut version) }?;
         driver.version = version;
+        let missing = |(symbol, there): &(&CStr, bool)| !there && !abi::OPTIONAL.contains(symbol);
+        if let Some((symbol, _)) = driver.table.symbols().find(missing) {
+            return Err(CudaError::MissingSymbol { symbol: symbol.to_str().unwrap_or("?"), version });
+        }
         // SAFETY: no pointers.
         unsafe { call!(driver, init, "cuInit", 0) }?;
         Ok(Arc::new(driver))

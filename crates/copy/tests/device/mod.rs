@@ -133,6 +133,12 @@ impl DeviceWorld {
         })
     }
 
+    pub(crate) fn pool_is_untouched(&self) -> bool {
+        let mut bytes = vec![0; self.pool().bytes()];
+        self.pool().read_at(0, &mut bytes).unwrap();
+        bytes.iter().all(|byte| *byte == POOL_BYTE)
+    }
+
     /// A job between each block and the page of the same number.
     pub(crate) fn job(&self, id: u64, direction: CopyDirection, blocks: &[usize]) -> CopyJob {
         let page_bytes = self.layout.page_bytes();

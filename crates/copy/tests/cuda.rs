@@ -1,0 +1,346 @@
+//! What only the CUDA engine has: order with the serving engine's streams, registration, a device that fails.
+#![allow(clippy::unwrap_used)]
+
+mod device;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use orbitkv_copy::CopyDirection::{Restore, Save};
+use orbitkv_copy::{
+    CopyEngine, CopyError, CopyFailure, CopyId, CopyState, CudaCopyConfig, LayerWait, WaitOutcome,
+};
+use orbitkv_fake_cuda::{FakeStats, ILLEGAL_ADDRESS, INVALID_VALUE};
+
+use device::{BRIEF, DEVICE_BYTE, DeviceWorld, LONG, POOL_BYTE, SMALL, Shape, read};
+
+const ALL: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+const NEW: u8 = 0xA5;
+
+/// Saves what a kernel computes; `ordered` says whether the job is told of the kernel.
+fn save_of_what_is_computed(ordered: bool, registered: bool) -> bool {
+    let mut world = DeviceWorld::new(SMALL);
+    if registered {
+        world.register();
+    }
+    let gate = world.gate();
+    world.compute_fill(NEW);
+    let mut job = world.job(1, Save, &ALL);
+    if ordered {
+        job = job.after(world.handle.order_after(world.compute.stream()).unwrap());
+    }
+    let progress = world.submit(job);
+    if ordered {
+        assert_eq!(progress.wait_step(0, 4 * BRIEF), WaitOutcome::TimedOut);
+        assert!(world.pages_are(&ALL, POOL_BYTE), "nothing is saved before it is computed");
+        assert!(progress.custody());
+    } else {
+        assert_eq!(progress.wait_step(usize::MAX, LONG), WaitOutcome::Ready);
+    }
+    drop(gate);
+    assert_eq!(world.drain(1)[0].state, CopyState::Done);
+    world.pages_are(&ALL, NEW)
+}
+
+#[test]
+fn a_save_comes_after_what_computes_it() {
+    for registered in [true, false] {
+        assert!(save_of_what_is_computed(true, registered));
+        assert!(!save_of_what_is_computed(false, registered), "control: without the order it is too early");
+    }
+}
+
+#[test]
+fn a_restore_comes_after_the_last_use_of_its_blocks() {
+    for registered in [true, false] {
+        let mut world = DeviceWorld::new(SMALL);
+        if registered {
+            world.register();
+        }
+        let gate = world.gate();
+        // A kernel that still reads the blocks: it must see the old bytes.
+        let (start, bytes, seen) =
+            (world.memory.address(), world.device_bytes(), Arc::new(Mutex::new(Vec::new())));
+        let kernel = seen.clone();
+        world.fake.run_on(world.compute.stream().0, move || *kernel.lock().unwrap() = read(start, bytes));
+        let order = world.handle.order_after(world.compute.stream()).unwrap();
+        let progress = world.submit(world.job(1, Restore, &ALL).after(order.clone()));
+        assert_eq!(progress.wait_step(0, 4 * BRIEF), WaitOutcome::TimedOut);
+        drop(gate);
+        assert_eq!(world.drain(1)[0].state, CopyState::Done);
+        assert!(seen.lock().unwrap().iter().all(|byte| *byte == DEVICE_BYTE));
+        assert!(world.device_is(&ALL, POOL_BYTE));
+    }
+}
+
+/// Restores while kernels read layer after layer, each behind a wait; true if all of them saw restored bytes. With
+/// `planted` the waits reach the driver before the records do.
+fn kernels_see_restored_layers(planted: bool) -> (bool, FakeStats) {
+    let mut world = DeviceWorld::with(SMALL, |config, fake| {
+        // Long enough that a kernel which does not wait is there first.
+        fake.set_copy_us(3000);
+        config
+    });
+    world.register();
+    let mut job = world.job(1, Restore, &ALL);
+    let layers = world.handle.layer_events(&mut job).unwrap();
+    let progress = job.progress().clone();
+    let mut waiting = Some(job);
+    if !planted && let Some(job) = waiting.take() {
+        world.submit(job);
+    }
+    let (seen, stream) = (Arc::new(Mutex::new(Vec::new())), world.compute.stream());
+    for (layer, region) in world.layout.regions().iter().copied().enumerate() {
+        if planted {
+            layers.wait_before_record(layer, stream).unwrap();
+        } else {
+            let waited = layers.wait_on(layer, stream, LONG).unwrap();
+            assert!(matches!(waited, LayerWait::Ordered | LayerWait::Complete), "{waited:?}");
+        }
+        let seen = seen.clone();
+        world.fake.run_on(stream.0, move || {
+            let bytes = read(region.base, region.block_bytes);
+            seen.lock().unwrap().push(bytes.iter().all(|byte| *byte == POOL_BYTE));
+        });
+    }
+    if let Some(job) = waiting {
+        world.submit(job);
+    }
+    assert_eq!(progress.wait_step(usize::MAX, LONG), WaitOutcome::Ready);
+    world.compute.finish().unwrap();
+    world.drain(1);
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), SMALL.layers);
+    (seen.iter().all(|right| *right), world.fake.stats())
+}
+
+#[test]
+fn kernels_behind_a_layer_wait_read_restored_bytes() {
+    let (right, stats) = kernels_see_restored_layers(false);
+    assert!(right);
+    assert_eq!(stats.waits_without_record, 0);
+    let (right, stats) = kernels_see_restored_layers(true);
+    assert!(!right, "planted: a wait before the record waits for nothing, and this check must see it");
+    assert_eq!(stats.waits_without_record, SMALL.layers as u64);
+}
+
+#[test]
+fn a_layer_is_waited_for_on_the_host_until_it_is_queued() {
+    // One step ahead: the second is queued when the first has landed.
+    let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { max_ahead_bytes: 1, ..config });
+    world.register();
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    let other = orbitkv_copy::CudaProbe::new(
+        &orbitkv_copy::CudaDriver::load_from(orbitkv_fake_cuda::Fake::load().unwrap().path()).unwrap(),
+        world.fake.ordinal,
+    )
+    .unwrap();
+    let mut job = world.job(1, Restore, &ALL).after(order);
+    let layers = world.handle.layer_events(&mut job).unwrap();
+    let progress = world.submit(job);
+    assert_eq!(layers.wait_on(0, other.stream(), LONG).unwrap(), LayerWait::Ordered);
+    assert_eq!(layers.wait_on(1, other.stream(), BRIEF).unwrap(), LayerWait::TimedOut);
+    drop(gate);
+    assert!(matches!(
+        layers.wait_on(9, other.stream(), LONG).unwrap(),
+        LayerWait::Ordered | LayerWait::Complete
+    ));
+    world.drain(1);
+    assert_eq!(progress.state(), CopyState::Done);
+    assert_eq!(layers.wait_on(2, other.stream(), Duration::ZERO).unwrap(), LayerWait::Complete);
+}
+
+#[test]
+fn a_layer_that_will_not_come_is_known_at_once() {
+    let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { max_ahead_bytes: 1, ..config });
+    world.register();
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    let mut aborted = world.job(1, Restore, &ALL).after(order);
+    let mut dropped = world.job(2, Restore, &ALL);
+    let layers = world.handle.layer_events(&mut aborted).unwrap();
+    let none = world.handle.layer_events(&mut dropped).unwrap();
+    drop(dropped);
+    let stream = world.compute.stream();
+    assert_eq!(none.wait_on(0, stream, LONG).unwrap(), LayerWait::Aborted);
+    let progress = world.submit(aborted);
+    assert_eq!(layers.wait_on(0, stream, LONG).unwrap(), LayerWait::Ordered);
+    assert!(!progress.abort(Duration::ZERO), "a step is queued");
+    drop(gate);
+    assert_eq!(layers.wait_on(2, stream, LONG).unwrap(), LayerWait::Aborted);
+    assert_eq!(world.drain(1)[0].state, CopyState::Aborted);
+    assert!(world.layer_is(0, &ALL, POOL_BYTE) && world.layer_is(2, &ALL, DEVICE_BYTE));
+}
+
+/// The `nth` copy fails while those before it wait for the compute stream.
+#[test]
+fn a_failed_copy_ends_its_job_when_the_copies_before_it_have_ended() {
+    for registered in [true, false] {
+        let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig {
+            method: orbitkv_copy::CopyMethod::Plain,
+            ..config
+        });
+        if registered {
+            world.register();
+        }
+        let gate = world.gate();
+        let order = world.handle.order_after(world.compute.stream()).unwrap();
+        world.fake.fail("cuMemcpyDtoHAsync_v2", 2, INVALID_VALUE);
+        let progress = world.submit(world.job(1, Save, &ALL).after(order));
+        let failure = CopyFailure::Device { code: INVALID_VALUE };
+        assert_eq!(progress.wait_step(0, LONG), WaitOutcome::Failed(failure));
+        assert!(world.reported_soon().is_empty(), "a copy of it is still queued");
+        assert_eq!(progress.state(), CopyState::Aborting);
+        drop(gate);
+        assert_eq!(world.drain(1)[0].state, CopyState::Failed(failure));
+        world.submit(world.job(2, Save, &ALL));
+        assert_eq!(world.drain(1)[0].state, CopyState::Done, "the device is as good as before");
+        assert!(world.pages_are(&ALL, DEVICE_BYTE));
+    }
+}
+
+#[test]
+fn a_lost_device_fails_every_job_and_ends_custody_only_on_evidence() {
+    let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { max_ahead_bytes: 1, ..config });
+    world.register();
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    let mut job = world.job(1, Save, &[0, 1]).after(order);
+    let layers = world.handle.layer_events(&mut job).unwrap();
+    let queued = world.submit(job);
+    let waiting = world.submit(world.job(2, Save, &[2, 3]));
+    assert_eq!(layers.wait_on(0, world.compute.stream(), LONG).unwrap(), LayerWait::Ordered);
+    world.fake.lose(ILLEGAL_ADDRESS);
+    let lost = CopyFailure::DeviceLost;
+    for progress in [&queued, &waiting] {
+        assert_eq!(progress.wait_step(usize::MAX, LONG), WaitOutcome::Failed(lost), "waiters learn at once");
+    }
+    let done = world.drain(1);
+    assert_eq!((done[0].id, done[0].state), (CopyId(2), CopyState::Failed(lost)), "nothing of it was queued");
+    assert_eq!(layers.wait_on(2, world.compute.stream(), LONG).unwrap(), LayerWait::Failed(lost));
+    let late = world.job(3, Save, &[4]);
+    assert_eq!(world.engine().submit(late).unwrap_err().error, CopyError::DeviceLost);
+    assert!(world.handle.is_lost());
+    // The device still moves what was queued, whatever its calls say.
+    drop(gate);
+    while world.pool_is_untouched() {
+        std::thread::yield_now();
+    }
+    assert!(world.reported_soon().is_empty() && queued.custody(), "an error is no evidence");
+    world.fake.destroy_context();
+    let done = world.drain(1);
+    assert_eq!((done[0].id, done[0].state), (CopyId(1), CopyState::Failed(lost)));
+    assert!(!queued.custody());
+    assert!(world.reported_soon().is_empty(), "once");
+}
+
+#[test]
+fn dropping_the_engine_ends_what_ends_and_keeps_what_does_not() {
+    let short = |config, _: &_| CudaCopyConfig { drop_wait_ms: 50, ..config };
+    let mut world = DeviceWorld::with(SMALL, short);
+    world.register();
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    let stuck = world.submit(world.job(1, Save, &ALL).after(order));
+    assert_eq!(stuck.wait_step(0, 4 * BRIEF), WaitOutcome::TimedOut);
+    drop(world.engine.take());
+    assert_eq!(stuck.state(), CopyState::Aborting, "its copies may still run");
+    assert!(Arc::strong_count(world.pool()) > 1, "and their pages stay mapped");
+    assert!(world.fake.stats().registered_bytes >= world.pool().bytes() as u64, "and registered");
+    drop(gate);
+
+    let mut world = DeviceWorld::with(SMALL, |config, fake| {
+        fake.set_copy_us(2000);
+        config
+    });
+    world.register();
+    let ending = world.submit(world.job(1, Save, &ALL));
+    while ending.state() == CopyState::Queued {
+        std::thread::yield_now();
+    }
+    drop(world.engine.take());
+    assert!(ending.state().is_final(), "{:?}", ending.state());
+}
+
+#[test]
+fn nothing_of_the_driver_is_left_behind() {
+    let mut world = DeviceWorld::new(SMALL);
+    world.register();
+    let mut job = world.job(1, Save, &ALL).after(world.handle.order_after(world.compute.stream()).unwrap());
+    let layers = world.handle.layer_events(&mut job).unwrap();
+    world.submit(job);
+    world.submit(world.job(2, Restore, &[0]));
+    world.drain(2);
+    let fake = world.fake.clone();
+    let during = fake.stats();
+    assert!(during.events > 0 && during.streams > 0 && during.registered_bytes > 0);
+    drop((world, layers));
+    let after = fake.stats();
+    let left =
+        (after.events, after.streams, after.registered_bytes, after.allocations, after.context_references);
+    assert_eq!(left, (0, 0, 0, 0, 0));
+}
+
+#[test]
+fn a_pool_is_registered_in_chunks_and_copied_directly() {
+    let shape = Shape { layers: 4, blocks: 8, block_bytes: 10_000, gap_bytes: 0 };
+    let mut world = DeviceWorld::with(shape, |config, _| CudaCopyConfig {
+        register_chunk_bytes: 32_768,
+        method: orbitkv_copy::CopyMethod::Plain,
+        ..config
+    });
+    let before = world.fake.stats();
+    world.register();
+    // Known already: the driver is not asked again.
+    world.register();
+    assert_eq!(world.handle.registration().failure, None);
+    world.submit(world.job(1, Save, &ALL));
+    world.drain(1);
+    let after = world.fake.stats();
+    assert!(world.pages_are(&ALL, DEVICE_BYTE));
+    assert_eq!(after.registered_bytes - before.registered_bytes, world.pool().bytes() as u64);
+    assert_eq!(after.largest_registration, 32_768);
+    assert_eq!(after.synchronous_copies, 0);
+    // 32 blocks, and one copy more for each end of a chunk inside one.
+    let copies = after.plain_copies - before.plain_copies;
+    assert!((33..=42).contains(&copies), "{copies}");
+}
+
+#[test]
+fn memory_that_is_not_registered_is_staged_and_never_copied_synchronously() {
+    let shape = Shape { layers: 2, blocks: 8, block_bytes: 10_000, gap_bytes: 16 };
+    let mut world = DeviceWorld::with(shape, |config, fake| {
+        fake.fail("cuMemHostRegister_v2", 6, 2);
+        CudaCopyConfig { register_chunk_bytes: 65_536, ..config }
+    });
+    world.handle.register(world.pool());
+    let registration = world.handle.wait_registered(LONG);
+    assert!(registration.failure.as_ref().is_some_and(|error| error.to_string().contains("memlock")));
+    assert_eq!((registration.registered_bytes, registration.pending_bytes), (65_536, 0), "the first chunk");
+    world.submit(world.job(1, Save, &[0, 1, 2, 3]));
+    world.submit(world.job(2, Restore, &[4, 5, 6, 7]));
+    world.drain(2);
+    assert!(world.pages_are(&[0, 1, 2, 3], DEVICE_BYTE) && world.device_is(&[4, 5, 6, 7], POOL_BYTE));
+    assert_eq!(world.fake.stats().synchronous_copies, 0);
+}
+
+#[test]
+fn a_segment_stays_registered_until_its_jobs_have_ended() {
+    let mut world = DeviceWorld::new(SMALL);
+    let before = world.fake.stats().registered_bytes;
+    world.register();
+    let registered = world.fake.stats().registered_bytes;
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    let progress = world.submit(world.job(1, Save, &ALL).after(order));
+    assert_eq!(progress.wait_step(0, 4 * BRIEF), WaitOutcome::TimedOut);
+    world.handle.unregister(world.pool());
+    assert_eq!(world.handle.registration().registered_bytes, 0);
+    assert_eq!(world.fake.stats().registered_bytes, registered);
+    drop(gate);
+    assert_eq!(world.drain(1)[0].state, CopyState::Done);
+    assert_eq!(world.fake.stats().registered_bytes, before);
+    world.register();
+    assert_eq!(world.fake.stats().registered_bytes, registered);
+}
