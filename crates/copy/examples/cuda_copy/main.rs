@@ -1,0 +1,101 @@
+//! Measures the CUDA copy engine on a real device, beside one plain copy of the same bytes in the same process.
+//!
+//! ```text
+//! cuda_copy OUT.json [--device N] [--mib 256] [--rounds 7] [--seconds 60] [--library libcuda.so.1]
+//! ```
+//!
+//! Prints a table, writes every figure to OUT.json, and fails if a byte differs after a restore and a save.
+#![allow(clippy::print_stdout)]
+
+mod bench;
+mod pins;
+mod samples;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use orbitkv_copy::{CudaDriver, CudaError};
+use serde_json::json;
+
+/// What can stop a measurement.
+pub(crate) type Failure = Box<dyn std::error::Error>;
+
+/// The command line.
+pub(crate) struct Settings {
+    pub(crate) out: PathBuf,
+    pub(crate) device: u32,
+    pub(crate) bytes: usize,
+    pub(crate) rounds: usize,
+    pub(crate) deadline: Instant,
+    pub(crate) library: PathBuf,
+}
+
+impl Settings {
+    pub(crate) fn is_late(&self) -> bool {
+        Instant::now() >= self.deadline
+    }
+}
+
+fn settings() -> Result<Settings, Failure> {
+    let mut arguments = std::env::args().skip(1);
+    let usage =
+        "usage: cuda_copy OUT.json [--device N] [--mib N] [--rounds N] [--seconds N] [--library PATH]";
+    let out = arguments.next().filter(|out| !out.starts_with('-')).ok_or(usage)?;
+    let (mut device, mut mib, mut rounds, mut seconds) = (0, 256, 7, 60);
+    let mut library = PathBuf::from("libcuda.so.1");
+    while let Some(name) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{name} needs a value; {usage}"))?;
+        match name.as_str() {
+            "--device" => device = value.parse()?,
+            "--mib" => mib = value.parse()?,
+            "--rounds" => rounds = value.parse()?,
+            "--seconds" => seconds = value.parse()?,
+            "--library" => library = PathBuf::from(value),
+            _ => return Err(format!("{name} is unknown; {usage}").into()),
+        }
+    }
+    // The largest fragments fill two blocks of 32 layers: 256 MiB, or a part of it with fewer layers.
+    if !(16..=4096).contains(&mib) || rounds < 5 || seconds == 0 {
+        return Err("use --mib 16 to 4096, --rounds 5 or more, --seconds 1 or more".into());
+    }
+    let deadline = Instant::now() + Duration::from_secs(seconds);
+    Ok(Settings { out: out.into(), device, bytes: mib << 20, rounds, deadline, library })
+}
+
+fn run() -> Result<u64, Failure> {
+    let settings = settings()?;
+    let driver = CudaDriver::load_from(&settings.library)?;
+    println!("driver {}, batch call {:?}", driver.version(), driver.batch_form());
+    let registration = pins::measure(&driver, &settings)?;
+    let copies = bench::measure(&driver, &settings)?;
+    let latency = bench::latency(&driver, &settings)?;
+    let report = json!({
+        "driver_version": driver.version(),
+        "batch_form": driver.batch_form().map(|form| format!("{form:?}")),
+        "bytes": settings.bytes,
+        "rounds": settings.rounds,
+        "registration": registration,
+        "copies": copies.rows,
+        "latency": latency,
+        "differing_bytes": copies.differing_bytes,
+        "cut_short": settings.is_late(),
+    });
+    std::fs::write(&settings.out, serde_json::to_string_pretty(&report)? + "\n")?;
+    println!("{} differing bytes; written to {}", copies.differing_bytes, settings.out.display());
+    Ok(copies.differing_bytes)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            if let Some(CudaError::NoDriver { .. }) = error.downcast_ref() {
+                println!("nothing was measured:");
+            }
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
