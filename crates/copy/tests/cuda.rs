@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use orbitkv_copy::CopyDirection::{Restore, Save};
 use orbitkv_copy::{
-    CopyEngine, CopyError, CopyFailure, CopyId, CopyState, CudaCopyConfig, LayerWait, WaitOutcome,
+    CopyEngine, CopyError, CopyFailure, CopyId, CopyMethod, CopyState, CudaCopy, CudaCopyConfig, CudaDriver,
+    CudaProbe, LayerWait, WaitOutcome,
 };
-use orbitkv_fake_cuda::{FakeStats, ILLEGAL_ADDRESS, INVALID_VALUE};
+use orbitkv_fake_cuda::{Fake, FakeStats, ILLEGAL_ADDRESS, INVALID_VALUE};
 
 use device::{BRIEF, DEVICE_BYTE, DeviceWorld, LONG, POOL_BYTE, SMALL, Shape, read};
 
@@ -131,11 +132,8 @@ fn a_layer_is_waited_for_on_the_host_until_it_is_queued() {
     world.register();
     let gate = world.gate();
     let order = world.handle.order_after(world.compute.stream()).unwrap();
-    let other = orbitkv_copy::CudaProbe::new(
-        &orbitkv_copy::CudaDriver::load_from(orbitkv_fake_cuda::Fake::load().unwrap().path()).unwrap(),
-        world.fake.ordinal,
-    )
-    .unwrap();
+    let driver = CudaDriver::load_from(Fake::load().unwrap().path()).unwrap();
+    let other = CudaProbe::new(&driver, world.fake.ordinal).unwrap();
     let mut job = world.job(1, Restore, &ALL).after(order);
     let layers = world.handle.layer_events(&mut job).unwrap();
     let progress = world.submit(job);
@@ -177,10 +175,8 @@ fn a_layer_that_will_not_come_is_known_at_once() {
 #[test]
 fn a_failed_copy_ends_its_job_when_the_copies_before_it_have_ended() {
     for registered in [true, false] {
-        let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig {
-            method: orbitkv_copy::CopyMethod::Plain,
-            ..config
-        });
+        let mut world =
+            DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { method: CopyMethod::Plain, ..config });
         if registered {
             world.register();
         }
@@ -235,6 +231,96 @@ fn a_lost_device_fails_every_job_and_ends_custody_only_on_evidence() {
     assert!(world.reported_soon().is_empty(), "once");
 }
 
+/// The device is lost while a job is being queued, in each of the calls that can tell.
+#[test]
+fn what_was_queued_before_the_loss_stays_in_custody_too() {
+    let plain = |config, _: &_| CudaCopyConfig { method: CopyMethod::Plain, ..config };
+    for (function, nth, code) in [
+        ("cuMemcpyDtoHAsync_v2", 2, ILLEGAL_ADDRESS),
+        ("cuEventRecord", 1, ILLEGAL_ADDRESS),
+        // Not the end of the device for the driver, but there is no other way to learn when the copies end.
+        ("cuEventRecord", 2, INVALID_VALUE),
+        ("cuEventQuery", 1, 719),
+    ] {
+        let mut world = DeviceWorld::with(SMALL, plain);
+        world.register();
+        world.fake.set_copy_us(5000);
+        world.fake.fail(function, nth, code);
+        let progress = world.submit(world.job(1, Save, &ALL));
+        let lost = CopyFailure::DeviceLost;
+        while world.fake.stats().plain_copies == 0 || !world.handle.is_lost() {
+            std::thread::yield_now();
+        }
+        if code != INVALID_VALUE {
+            assert!(world.reported_soon().is_empty(), "{function}");
+            assert_eq!(progress.state(), CopyState::Aborting, "{function}");
+        }
+        world.fake.destroy_context();
+        assert_eq!(world.drain(1)[0].state, CopyState::Failed(lost), "{function}");
+        assert!(world.reported_soon().is_empty(), "{function}: once");
+    }
+}
+
+#[test]
+fn a_device_lost_before_the_first_copy_of_a_job_holds_nothing_of_it() {
+    let mut world = DeviceWorld::new(SMALL);
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    world.fake.fail("cuStreamWaitEvent", 1, ILLEGAL_ADDRESS);
+    world.submit(world.job(1, Save, &ALL).after(order));
+    assert_eq!(world.drain(1)[0].state, CopyState::Failed(CopyFailure::DeviceLost));
+    assert!(world.pool_is_untouched());
+    drop(gate);
+}
+
+/// Makes an engine, registers, copies both ways and forgets while graphs are captured.
+#[test]
+fn graph_captures_of_the_serving_engine_are_left_alone() {
+    let fake = Fake::load().unwrap();
+    let (driver, other) = (CudaDriver::load_from(fake.path()).unwrap(), fake.device());
+    other.set_capturing(true);
+    let engine = CudaCopy::new(&driver, CudaCopyConfig::new(other.ordinal)).unwrap();
+    assert_eq!(engine.handle().batch_refusal(), None);
+    drop(engine);
+    assert_eq!(other.stats().spoiled_captures, 0);
+    let mut world = DeviceWorld::new(SMALL);
+    world.fake.set_capturing(true);
+    world.register();
+    world.submit(world.job(1, Save, &[0, 1, 2, 3]));
+    world.submit(world.job(2, Restore, &[4, 5, 6, 7]));
+    assert!(world.drain(2).iter().all(|done| done.state == CopyState::Done));
+    world.handle.unregister(world.pool());
+    drop(world.engine.take());
+    assert_eq!(world.fake.stats().spoiled_captures, 0);
+    // Control: this thread has not opted out.
+    assert!(world.compute.allocate(4096).is_err());
+    assert_eq!(world.fake.stats().spoiled_captures, 1);
+}
+
+/// Called once the completion is there; a panic in it is contained.
+#[test]
+fn the_waker_is_called_after_each_end_and_may_panic() {
+    let (wake, woken) = std::sync::mpsc::channel();
+    let mut first = true;
+    let calls = Mutex::new(move || {
+        wake.send(()).unwrap();
+        assert!(!std::mem::take(&mut first), "planned");
+    });
+    let waker = move || {
+        let mut call = calls.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        call();
+    };
+    let mut world =
+        DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { waker: Some(Arc::new(waker)), ..config });
+    for id in 0..3 {
+        world.submit(world.job(id, Save, &[0]));
+        woken.recv().unwrap();
+        let mut done = Vec::new();
+        world.engine().poll(&mut done);
+        assert_eq!(done.len(), 1, "the completion is there when the waker is called");
+    }
+}
+
 #[test]
 fn dropping_the_engine_ends_what_ends_and_keeps_what_does_not() {
     let short = |config, _: &_| CudaCopyConfig { drop_wait_ms: 50, ..config };
@@ -287,7 +373,7 @@ fn a_pool_is_registered_in_chunks_and_copied_directly() {
     let shape = Shape { layers: 4, blocks: 8, block_bytes: 10_000, gap_bytes: 0 };
     let mut world = DeviceWorld::with(shape, |config, _| CudaCopyConfig {
         register_chunk_bytes: 32_768,
-        method: orbitkv_copy::CopyMethod::Plain,
+        method: CopyMethod::Plain,
         ..config
     });
     let before = world.fake.stats();

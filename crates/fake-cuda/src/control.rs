@@ -22,6 +22,7 @@ extern "C" fn fakeCudaPlan(ordinal: usize, verb: *const c_char, first: u64, seco
     let code = i32::try_from(second).unwrap_or(1);
     match verb {
         "copy_us" => device.set_copy_us(first),
+        "capturing" => device.set_capturing(first != 0),
         "any_memory" => device.lock().any_memory = true,
         "lose" => device.lose(code),
         "destroy" => device.destroy(),
@@ -126,6 +127,11 @@ impl FakeDevice {
     /// Each copy takes this long before its bytes move, in microseconds.
     pub fn set_copy_us(&self, us: u64) {
         self.plan("copy_us", us, 0);
+    }
+
+    /// Somebody captures a graph from now on, or no longer.
+    pub fn set_capturing(&self, capturing: bool) {
+        self.plan("capturing", u64::from(capturing), 0);
     }
 
     /// Any address counts as device memory from now on.

@@ -5,10 +5,25 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::DEVICES;
+use crate::entry::minds_captures;
 use crate::plan::{FakeStats, Fault};
 
 /// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
 const CONTEXT_IS_DESTROYED: i32 = 709;
+
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
+const CAPTURE_UNSUPPORTED: i32 = 900;
+
+/// Calls that NVIDIA's reference holds to be unsafe while a graph is captured.
+const UNSAFE_IN_CAPTURES: [&str; 7] = [
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuStreamSynchronize",
+];
 
 /// A device and its primary context. `CUcontext` points to one of these.
 pub(crate) struct Device {
@@ -18,6 +33,8 @@ pub(crate) struct Device {
     lost: AtomicI32,
     gone: AtomicBool,
     copy_us: AtomicU64,
+    /// Whether somebody captures a graph in the global mode.
+    capturing: AtomicBool,
     /// Held while a row moves; whoever destroys the context takes it alone.
     motion: RwLock<()>,
 }
@@ -59,6 +76,7 @@ impl Device {
             lost: AtomicI32::new(0),
             gone: AtomicBool::new(false),
             copy_us: AtomicU64::new(0),
+            capturing: AtomicBool::new(false),
             motion: RwLock::new(()),
         }
     }
@@ -77,6 +95,11 @@ impl Device {
             return Err(lost);
         }
         let mut state = self.lock();
+        if self.capturing.load(Ordering::SeqCst) && UNSAFE_IN_CAPTURES.contains(&function) && minds_captures()
+        {
+            state.stats.spoiled_captures += 1;
+            return Err(CAPTURE_UNSUPPORTED);
+        }
         let mut hit = None;
         state.faults.retain_mut(|fault| {
             if hit.is_none() && fault.function == function {
@@ -115,6 +138,10 @@ impl Device {
 
     pub(crate) fn moving(&self) -> RwLockReadGuard<'_, ()> {
         self.motion.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_capturing(&self, capturing: bool) {
+        self.capturing.store(capturing, Ordering::SeqCst);
     }
 
     pub(crate) fn copy_us(&self) -> u64 {

@@ -27,6 +27,25 @@ static INITIALISED: AtomicBool = AtomicBool::new(false);
 thread_local! {
     /// `CUcontext` of the thread.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(ptr::null_mut()) };
+    /// `CUstreamCaptureMode` of the thread; 0 is global, 2 is relaxed.
+    static CAPTURE_MODE: Cell<c_uint> = const { Cell::new(0) };
+}
+
+/// Whether the thread's calls spoil the captures of others.
+pub(crate) fn minds_captures() -> bool {
+    CAPTURE_MODE.get() != 2
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> c_int {
+    // SAFETY: the caller passes the address of a mode.
+    match unsafe { mode.as_mut() } {
+        Some(mode) if *mode <= 2 => {
+            *mode = CAPTURE_MODE.replace(*mode);
+            0
+        }
+        _ => INVALID_VALUE,
+    }
 }
 
 /// Turns a function's outcome into a `CUresult`.

@@ -4,6 +4,7 @@
 //! - a wait on an event that was never recorded is no wait;
 //! - a copy from or to host memory that is not registered returns only when it is done;
 //! - a range that reaches over two registrations is refused, and so is registering memory twice;
+//! - some calls spoil the graph capture of another thread, unless their thread has opted out;
 //! - after a sticky error every call fails, yet what was queued may go on moving bytes until the context is gone.
 //!
 //! Each device is a world of its own, so that tests of one process do not meet: take one with `Fake::device`.

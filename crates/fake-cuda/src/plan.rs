@@ -24,6 +24,8 @@ pub struct FakeStats {
     pub events: u64,
     /// Streams that exist now.
     pub streams: u64,
+    /// Calls that spoiled a graph capture.
+    pub spoiled_captures: u64,
     /// References to the primary context.
     pub context_references: u64,
     /// Device allocations that exist now.

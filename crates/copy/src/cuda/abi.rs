@@ -23,6 +23,8 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 pub(super) const HOST_REGISTER_FLAGS: c_uint = 3;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(super) const CAPTURE_RELAXED: c_uint = 2;
 /// `CU_MEMORYTYPE_HOST`.
 pub(super) const MEMORY_HOST: c_uint = 1;
 /// `CU_MEMORYTYPE_DEVICE`.
@@ -117,6 +119,7 @@ symbols! {
     primary_ctx_retain = c"cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
     primary_ctx_release = c"cuDevicePrimaryCtxRelease_v2"(c_int);
     primary_ctx_get_state = c"cuDevicePrimaryCtxGetState"(c_int, *mut c_uint, *mut c_int);
+    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode"(*mut c_uint);
     ctx_get_current = c"cuCtxGetCurrent"(*mut Handle);
     ctx_set_current = c"cuCtxSetCurrent"(Handle);
     stream_priority_range = c"cuCtxGetStreamPriorityRange"(*mut c_int, *mut c_int);

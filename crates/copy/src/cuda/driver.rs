@@ -148,6 +148,17 @@ impl CudaDriver {
         self.table.copy_rows.is_some()
     }
 
+    /// Keeps what this thread does out of the graph captures of others, until the guard is dropped.
+    ///
+    /// Serving engines capture graphs in the mode in which a call like `cuMemHostRegister` or `cuEventQuery` on any
+    /// thread of the process spoils the capture, unless that thread has said that it is not concerned.
+    pub(super) fn relax_captures(&self) -> Result<Relaxed<'_>, CudaError> {
+        let mut mode = abi::CAPTURE_RELAXED;
+        // SAFETY: a place for a number, which is exchanged for the mode before.
+        unsafe { call!(self, exchange_capture_mode, "cuThreadExchangeStreamCaptureMode", &raw mut mode) }?;
+        Ok(Relaxed { driver: self, before: mode })
+    }
+
     /// Number of devices that the process may see.
     ///
     /// # Errors
@@ -157,6 +168,26 @@ impl CudaDriver {
         // SAFETY: a place for a number.
         unsafe { call!(self, device_get_count, "cuDeviceGetCount", &raw mut count) }?;
         Ok(u32::try_from(count).unwrap_or(0))
+    }
+}
+
+/// A thread that is not concerned by graph captures; puts back the mode before.
+pub(super) struct Relaxed<'a> {
+    driver: &'a CudaDriver,
+    before: c_uint,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as in `relax_captures`.
+        let _ = unsafe {
+            call!(
+                self.driver,
+                exchange_capture_mode,
+                "cuThreadExchangeStreamCaptureMode",
+                &raw mut self.before
+            )
+        };
     }
 }
 

@@ -74,6 +74,7 @@ impl CudaCopy {
     /// A setting that cannot work, a device that is not there, or limits of the host.
     pub fn new(driver: &Arc<CudaDriver>, config: CudaCopyConfig) -> Result<CudaCopy, CudaError> {
         config.check()?;
+        let _relaxed = driver.relax_captures()?;
         let context = Context::retain(driver, config.device)?;
         let (slot_bytes, method) = (config.staging_slot_bytes, config.method);
         let shared = Arc::new(Shared::new(context.clone(), config));
@@ -164,6 +165,7 @@ impl Drop for CudaCopy {
             // The worker catches its panics, so there is nothing to learn from its end.
             let _ = worker.join();
         }
+        let _relaxed = self.shared.context.driver().relax_captures();
         self.shared.registry.close();
         if let Some(registrar) = self.registrar.take() {
             let _ = registrar.join();
@@ -207,6 +209,7 @@ impl CudaHandle {
     /// Forgets a segment. It stays mapped and registered until the jobs that use it have ended, and can be registered
     /// again after that.
     pub fn unregister(&self, region: &Arc<Region>) {
+        let _relaxed = self.shared.context.driver().relax_captures();
         self.shared.registry.remove(region);
     }
 

@@ -157,6 +157,8 @@ impl Registry {
 
     /// The background thread's life.
     pub(super) fn run(&self) {
+        // Where that fails every call does, and is reported as its region's failure.
+        let _relaxed = self.context.driver().relax_captures();
         let mut inner = self.lock();
         while !inner.closed {
             let Some((region, offset)) = inner.queue.front().cloned() else {

@@ -91,8 +91,8 @@ impl Worker {
     /// their custody stay as they are until the process ends.
     pub(super) fn run(mut self) {
         let context = self.shared.context.clone();
-        let entered = context.enter();
-        if entered.is_err() {
+        let (entered, relaxed) = (context.enter(), context.driver().relax_captures());
+        if entered.is_err() || relaxed.is_err() {
             self.lose(CopyFailure::DeviceLost);
         }
         let mut deadline = None;
@@ -110,7 +110,10 @@ impl Worker {
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + wait);
                 let idle = self.lanes.iter().all(Lane::is_idle);
                 if idle || self.shared.lock().lost || Instant::now() >= deadline {
-                    if !idle {
+                    if idle {
+                        // Here, where the thread is still in the context and out of captures.
+                        drop(self.lanes);
+                    } else {
                         mem::forget(self.lanes);
                     }
                     return;
