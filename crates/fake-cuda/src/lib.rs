@@ -11,6 +11,7 @@
 //! The shared object's state is reached only through its own symbols; a test links the handle, never the driver.
 
 mod control;
+mod copies;
 mod device;
 mod entry;
 mod event;

@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::driver::Piece;
 use super::plan::Op;
 use super::pool::PooledEvent;
 use super::registry::Chunk;
+use super::stream::Piece;
 use crate::{CopyFailure, CopyId, CopyJob, Progress};
 
 /// A job and how much of it has been queued.

@@ -5,12 +5,13 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::active::{Active, InFlight, Landing};
-use super::driver::{Context, Piece, Stream, Way};
+use super::context::Context;
 use super::error::CudaError;
 use super::plan::{self, Choice, Op};
 use super::pool::{EventPool, PooledEvent};
 use super::registry::Registry;
 use super::staging::Staging;
+use super::stream::{Piece, Stream, Way};
 use crate::{CopyDirection, CopyDone, CopyFailure, Step};
 
 /// Most things waited for on a stream; far above what keeps it busy.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::driver::CudaStreamHandle;
+use super::context::CudaStreamHandle;
 use super::error::CudaError;
 use super::pool::{EventPool, PooledEvent};
 use crate::{CopyFailure, Progress, WaitOutcome};

@@ -13,7 +13,9 @@
 
 mod abi;
 mod active;
+mod call;
 mod config;
+mod context;
 mod driver;
 mod error;
 mod lane;
@@ -26,6 +28,7 @@ mod probe;
 mod registry;
 mod self_test;
 mod staging;
+mod stream;
 mod worker;
 
 use std::sync::{Arc, PoisonError};
@@ -37,13 +40,14 @@ use orbitkv_shm::Region;
 use crate::engine::admit;
 use crate::{CopyDirection, CopyDone, CopyEngine, CopyError, CopyJob, Refused};
 
-use driver::Context;
+use context::Context;
 use lane::Lane;
 use plan::Choice;
 use worker::{Shared, Worker};
 
 pub use config::{BatchNotice, CudaCopyConfig};
-pub use driver::{BatchForm, CudaDriver, CudaStreamHandle};
+pub use context::CudaStreamHandle;
+pub use driver::{BatchForm, CudaDriver};
 pub use error::CudaError;
 pub(crate) use layers::Layers;
 pub use layers::{LayerEvents, LayerWait};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::CudaStreamHandle;
+use super::context::CudaStreamHandle;
 use super::error::CudaError;
 use super::pool::{EventPool, PooledEvent};
 

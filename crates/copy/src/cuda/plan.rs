@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::driver::{Piece, Rows};
 use super::registry::{Chunk, Registry, Span};
+use super::stream::{Piece, Rows};
 use crate::{CopyDirection, Step};
 
 /// Fewer copies than this are not worth a batch or rows: the call itself costs as much.

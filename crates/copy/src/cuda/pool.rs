@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::driver::{Context, CudaStreamHandle, Event};
+use super::context::{Context, CudaStreamHandle, Event};
 use super::error::CudaError;
 
 /// More than the layers of all restores under way; beyond this, events are destroyed when they come back.

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::driver::{Context, CudaDriver, CudaStreamHandle, DeviceMemory, Event, Piece, Stream, Way};
+use super::context::{Context, CudaStreamHandle, DeviceMemory, Event};
+use super::driver::CudaDriver;
 use super::error::CudaError;
+use super::stream::{Piece, Stream, Way};
 
 /// A stream of its own in the device's primary context.
 pub struct CudaProbe {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use orbitkv_shm::Region;
 
-use super::driver::Context;
+use super::context::Context;
 use super::error::CudaError;
 
 /// Most regions known at once: a pool of 1 TiB in segments of 256 MiB.
@@ -102,10 +102,10 @@ impl Registry {
         Registry { context: context.clone(), chunk_bytes, inner, changed: Condvar::new() }
     }
 
-    /// Puts a region into the queue; one that is known, or too many, are left as they are.
+    /// Puts a region into the queue, unless it is known, there are too many, or the engine is gone.
     pub(super) fn add(&self, region: &Arc<Region>) {
         let mut inner = self.lock();
-        if inner.regions.len() < MAX_REGIONS && !inner.knows(region) {
+        if !inner.closed && inner.regions.len() < MAX_REGIONS && !inner.knows(region) {
             inner.regions.push(region.clone());
             inner.queue.push_back((region.clone(), 0));
             self.changed.notify_all();

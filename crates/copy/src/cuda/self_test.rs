@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::driver::{Context, DeviceMemory, Event, Piece, Stream, Way};
+use super::context::{Context, DeviceMemory, Event};
 use super::error::CudaError;
 use super::staging::Registered;
+use super::stream::{Piece, Stream, Way};
 
 /// Bytes of one copy.
 const COPY_BYTES: usize = 512;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use orbitkv_shm::Segment;
 
-use super::driver::Context;
+use super::context::Context;
 use super::error::CudaError;
 
 /// Slots a lane has: while one is on the bus, the other is filled or emptied.
