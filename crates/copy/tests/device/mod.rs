@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use orbitkv_copy::{
     CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CudaCopy, CudaCopyConfig, CudaDriver, CudaHandle,
-    CudaProbe, KvLayout, KvRegion, PagePair, ProbeMemory, Progress,
+    CudaProbe, KvLayout, KvRegion, LayerWait, PagePair, ProbeMemory, Progress,
 };
 use orbitkv_fake_cuda::{Fake, FakeDevice};
 use orbitkv_shm::{Region, Segment};
@@ -154,6 +154,15 @@ impl DeviceWorld {
     pub(crate) fn submit(&mut self, job: CopyJob) -> Arc<Progress> {
         let progress = job.progress().clone();
         self.engine().submit(job).unwrap();
+        progress
+    }
+
+    /// Submits, and waits until all of it is queued on the device. The compute stream comes after it.
+    pub(crate) fn submit_and_queue(&mut self, mut job: CopyJob) -> Arc<Progress> {
+        let layers = self.handle.layer_events(&mut job).unwrap();
+        let progress = self.submit(job);
+        let waited = layers.wait_on(usize::MAX, self.compute.stream(), LONG).unwrap();
+        assert!(matches!(waited, LayerWait::Ordered | LayerWait::Complete), "{waited:?}");
         progress
     }
 
