@@ -149,6 +149,23 @@ fn batches_that_fail_the_self_test_are_not_used() {
 }
 
 #[test]
+fn batches_that_deliver_wrong_bytes_are_not_used() {
+    let mut world = DeviceWorld::with(SMALL, |config, fake| {
+        fake.exchange_in_batches();
+        config
+    });
+    // There and back, two copies each: those in the middle are wrong twice, in another place.
+    let refusal = world.handle.batch_refusal();
+    assert!(matches!(refusal, Some(BatchRefusal::WrongBytes { wrong: 1..=4, of: 512 })), "{refusal:?}");
+    world.register();
+    let before = world.fake.stats().batch_calls;
+    world.submit(world.job(1, Save, &[0, 2, 3, 5, 7]));
+    world.drain(1);
+    assert_eq!(world.fake.stats().batch_calls, before);
+    assert!(world.pages_are(&[0, 2, 3, 5, 7], DEVICE_BYTE));
+}
+
+#[test]
 fn batches_that_fail_later_are_done_again_one_by_one() {
     let said = Arc::new(Mutex::new(0));
     let heard = said.clone();

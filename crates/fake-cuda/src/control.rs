@@ -23,6 +23,7 @@ extern "C" fn fakeCudaPlan(ordinal: usize, verb: *const c_char, first: u64, seco
     match verb {
         "copy_us" => device.set_copy_us(first),
         "capturing" => device.set_capturing(first != 0),
+        "exchange_in_batches" => device.lock().exchange_in_batches = true,
         "any_memory" => device.lock().any_memory = true,
         "lose" => device.lose(code),
         "destroy" => device.destroy(),
@@ -132,6 +133,11 @@ impl FakeDevice {
     /// Somebody captures a graph from now on, or no longer.
     pub fn set_capturing(&self, capturing: bool) {
         self.plan("capturing", u64::from(capturing), 0);
+    }
+
+    /// Batches deliver their first two copies to each other's destination from now on.
+    pub fn exchange_in_batches(&self) {
+        self.plan("exchange_in_batches", 0, 0);
     }
 
     /// Any address counts as device memory from now on.

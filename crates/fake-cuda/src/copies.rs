@@ -169,9 +169,14 @@ extern "C" fn cuMemcpyBatchAsync_v2(
         if first != 0 || attributes.src_access_order != 1 || hints != [[0; 2]; 2] || attributes.flags != 0 {
             return Err(INVALID_VALUE);
         }
-        let moves: Vec<Move> = (dsts.iter().zip(srcs).zip(sizes))
+        let mut moves: Vec<Move> = (dsts.iter().zip(srcs).zip(sizes))
             .map(|((dst, src), bytes)| Move { src: *src as usize, dst: *dst as usize, bytes: *bytes })
             .collect();
+        if state.exchange_in_batches
+            && let [first, second, ..] = &mut moves[..]
+        {
+            std::mem::swap(&mut first.dst, &mut second.dst);
+        }
         // Pointers say by themselves which side is the host.
         let host = match moves.first() {
             Some(row) if state.host_side(row.src, row.bytes) == HostSide::Registered => Host::Source,

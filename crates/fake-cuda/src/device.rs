@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) registered: BTreeMap<usize, usize>,
     /// Start and length of each allocation.
     pub(crate) allocations: BTreeMap<usize, usize>,
+    /// Whether batches exchange the destinations of their first two copies.
+    pub(crate) exchange_in_batches: bool,
     /// Whether any address counts as device memory.
     pub(crate) any_memory: bool,
 }
