@@ -13,6 +13,7 @@
 
 mod abi;
 mod active;
+mod bus;
 mod call;
 mod config;
 mod context;

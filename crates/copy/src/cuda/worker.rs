@@ -7,10 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::active::Active;
+use super::bus::Tools;
 use super::config::CudaCopyConfig;
 use super::context::Context;
 use super::error::CudaError;
-use super::lane::{Lane, Tools};
+use super::lane::Lane;
 use super::plan::Choice;
 use super::pool::EventPool;
 use super::registry::Registry;

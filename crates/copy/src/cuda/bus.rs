@@ -1,0 +1,236 @@
+//! A stream, and how copies get onto it.
+
+use std::collections::VecDeque;
+use std::ptr;
+use std::sync::Arc;
+
+use super::active::{Active, InFlight, Landing};
+use super::context::Context;
+use super::error::CudaError;
+use super::plan::{self, Choice, Op};
+use super::pool::{EventPool, PooledEvent};
+use super::registry::Registry;
+use super::staging::Staging;
+use super::stream::{Piece, Stream, Way};
+use crate::{CopyDirection, CopyFailure, Step};
+
+/// Most things waited for on a stream; far above what keeps it busy.
+const MAX_IN_FLIGHT: usize = 4096;
+
+/// What queueing needs of the engine.
+pub(super) struct Tools<'a> {
+    pub(super) registry: &'a Registry,
+    pub(super) pool: &'a Arc<EventPool>,
+    pub(super) choice: &'a mut Choice,
+    pub(super) max_ahead_bytes: usize,
+    /// Told when the driver's batch call fails.
+    pub(super) refuse_batches: &'a dyn Fn(CudaError),
+}
+
+/// Whether a job is queued as far as it will be.
+#[derive(PartialEq, Eq)]
+pub(super) enum Queued {
+    Whole,
+    /// Something has to land first.
+    Blocked,
+}
+
+/// The way between host and device in one direction.
+pub(super) struct Bus {
+    direction: CopyDirection,
+    way: Way,
+    stream: Stream,
+    pub(super) staging: Staging,
+    /// In the order of the stream.
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Bytes of steps that are queued and have not been reached.
+    pub(super) ahead_bytes: usize,
+}
+
+impl Bus {
+    pub(super) fn create(
+        context: &Arc<Context>,
+        direction: CopyDirection,
+        staging_slot_bytes: usize,
+    ) -> Result<Bus, CudaError> {
+        // A request waits for a restore; a save only has to end at some time.
+        let (way, urgent) = match direction {
+            CopyDirection::Restore => (Way::ToDevice, true),
+            CopyDirection::Save => (Way::ToHost, false),
+        };
+        Ok(Bus {
+            direction,
+            way,
+            stream: Stream::create(context, urgent)?,
+            staging: Staging::create(context, staging_slot_bytes)?,
+            in_flight: VecDeque::new(),
+            ahead_bytes: 0,
+        })
+    }
+
+    /// Queues as much of the job as fits. An error means that the device can no longer be trusted.
+    pub(super) fn issue(&mut self, active: &mut Active, tools: &mut Tools<'_>) -> Result<Queued, CudaError> {
+        while !active.closed {
+            if !active.entered {
+                if self.ahead_bytes >= tools.max_ahead_bytes || self.in_flight.len() >= MAX_IN_FLIGHT {
+                    return Ok(Queued::Blocked);
+                }
+                if !self.open_step(active, tools)? {
+                    continue;
+                }
+            }
+            if self.issue_step(active, tools)? == Queued::Blocked {
+                return Ok(Queued::Blocked);
+            }
+            self.close_step(active, tools.pool)?;
+        }
+        Ok(Queued::Whole)
+    }
+
+    /// Plans the next step and enters the job's gate; false where the job was stopped.
+    fn open_step(&mut self, active: &mut Active, tools: &Tools<'_>) -> Result<bool, CudaError> {
+        let Some(step) = active.job.steps().get(active.step) else {
+            active.close();
+            return Ok(false);
+        };
+        let slot_bytes = tools.choice.staging_bytes;
+        let (pinned, mut ops) = plan::cut(step, self.direction, tools.registry, slot_bytes, &mut active.pins);
+        ops.extend(plan::calls(pinned, tools.choice));
+        if !active.ordered {
+            match active.job.order().hold(self.stream.handle()) {
+                Err(error) if error.is_sticky() => return Err(error),
+                Err(error) => active.fail(CopyFailure::Device { code: error.code() }),
+                Ok(()) => active.ordered = true,
+            }
+        }
+        if !active.progress().enter_unguarded() {
+            active.close();
+            return Ok(false);
+        }
+        (active.ops, active.calls, active.entered) = (ops, 0, true);
+        Ok(true)
+    }
+
+    /// Queues the step's copies until it is whole or stopped.
+    fn issue_step(&mut self, active: &mut Active, tools: &mut Tools<'_>) -> Result<Queued, CudaError> {
+        while !active.progress().is_stopped()
+            && let Some(op) = active.ops.pop_front()
+        {
+            match op {
+                Op::Staged(piece) => {
+                    let Some(slot) = self.staging.take() else {
+                        active.ops.push_front(Op::Staged(piece));
+                        return Ok(Queued::Blocked);
+                    };
+                    active.calls += 1;
+                    let called = self.issue_staged(active, piece, slot, tools.pool)?;
+                    Self::settle_call(active, called)?;
+                }
+                Op::Batch(pieces) => {
+                    active.calls += 1;
+                    // SAFETY: the job is in its gate until an event recorded after this call is complete.
+                    match unsafe { self.stream.copy_batch(self.way, &pieces) } {
+                        Err(error) if !error.is_sticky() => {
+                            // Whatever part of it was queued is queued again, with the same bytes.
+                            tools.choice.batch = false;
+                            (tools.refuse_batches)(error);
+                            active.ops.extend(pieces.into_iter().map(Op::Plain));
+                        }
+                        called => called?,
+                    }
+                }
+                Op::Plain(piece) => {
+                    active.calls += 1;
+                    // SAFETY: as above.
+                    let called = unsafe { self.stream.copy(self.way, piece) };
+                    Self::settle_call(active, called)?;
+                }
+                Op::Rows(rows) => {
+                    active.calls += 1;
+                    // SAFETY: as above.
+                    let called = unsafe { self.stream.copy_rows(self.way, rows) };
+                    Self::settle_call(active, called)?;
+                }
+            }
+        }
+        Ok(Queued::Whole)
+    }
+
+    /// An error of one call fails its job; one that is sticky is the end of the device.
+    fn settle_call(active: &Active, called: Result<(), CudaError>) -> Result<(), CudaError> {
+        match called {
+            Err(error) if !error.is_sticky() => {
+                active.progress().fail(CopyFailure::Device { code: error.code() });
+                Ok(())
+            }
+            called => called,
+        }
+    }
+
+    /// The inner error is that of the copy.
+    fn issue_staged(
+        &mut self,
+        active: &Active,
+        piece: Piece,
+        slot: usize,
+        pool: &Arc<EventPool>,
+    ) -> Result<Result<(), CudaError>, CudaError> {
+        let staged = Piece { host: self.staging.slot(slot), ..piece };
+        let landing = match self.way {
+            Way::ToDevice => {
+                // SAFETY: the job is in its gate, hence the page is valid; the slot is free, hence nobody's.
+                unsafe { ptr::copy_nonoverlapping(piece.host.cast_const(), staged.host, piece.bytes) };
+                Landing::Free { slot }
+            }
+            Way::ToHost => Landing::Drain { slot, piece },
+        };
+        // SAFETY: the slot is nobody else's, and the job in its gate, until an event recorded after this is complete.
+        let called = unsafe { self.stream.copy(self.way, staged) };
+        // Where the call failed there is nothing to drain, and the slot waits for the stream all the same.
+        let landing = if called.is_ok() { landing } else { Landing::Free { slot } };
+        self.mark(active, 0, landing, pool.take())?;
+        Ok(called)
+    }
+
+    /// Queues the end of the step.
+    fn close_step(&mut self, active: &mut Active, pool: &Arc<EventPool>) -> Result<(), CudaError> {
+        active.entered = false;
+        let whole = active.ops.is_empty() && !active.progress().is_stopped();
+        active.ops.clear();
+        if active.calls == 0 {
+            active.close();
+            active.progress().leave();
+            return Ok(());
+        }
+        active.outstanding += 1;
+        let event = active.job.layer_event(active.step).map_or_else(|| pool.take(), Ok);
+        let bytes = active.job.steps().get(active.step).map_or(0, Step::bytes);
+        self.mark(active, bytes, Landing::StepEnd { whole }, event)?;
+        if whole {
+            active.job.note_layer_recorded();
+            active.step += 1;
+        } else {
+            active.close();
+        }
+        Ok(())
+    }
+
+    /// Marks the present end of the stream with `event`. Where that fails the device is lost: nobody can know any more
+    /// when the copies end.
+    fn mark(
+        &mut self,
+        active: &Active,
+        bytes: usize,
+        landing: Landing,
+        event: Result<Arc<PooledEvent>, CudaError>,
+    ) -> Result<(), CudaError> {
+        let recorded = event.and_then(|event| event.record(self.stream.handle()).map(|()| event));
+        let (event, error) = match recorded {
+            Ok(event) => (Some(event), None),
+            Err(error) => (None, Some(error)),
+        };
+        self.ahead_bytes += bytes;
+        self.in_flight.push_back(InFlight { id: active.job.id(), event, bytes, landing });
+        error.map_or(Ok(()), Err)
+    }
+}
