@@ -323,6 +323,31 @@ fn the_waker_is_called_after_each_end_and_may_panic() {
     }
 }
 
+/// A defect of the engine, as a panic in its worker: no job is left without an end, and none is taken any more.
+#[test]
+fn a_panic_of_the_worker_ends_every_job() {
+    let hook = |_, id| assert!(id != CopyId(2), "planned");
+    let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig {
+        before_fragment: Some(Arc::new(hook)),
+        ..config
+    });
+    world.register();
+    let gate = world.gate();
+    let order = world.handle.order_after(world.compute.stream()).unwrap();
+    world.submit_and_queue(world.job(1, Save, &[0]).after(order));
+    let progress = world.submit(world.job(2, Save, &[1]));
+    assert_eq!(progress.wait_step(0, LONG), WaitOutcome::Failed(CopyFailure::WorkerPanicked));
+    let late = world.job(3, Save, &[2]);
+    assert_eq!(world.engine().submit(late).unwrap_err().error, CopyError::DeviceLost);
+    let done = world.drain(1);
+    let panicked = CopyState::Failed(CopyFailure::WorkerPanicked);
+    assert_eq!((done[0].id, done[0].state), (CopyId(2), panicked));
+    assert!(world.reported_soon().is_empty(), "the first is still queued");
+    drop(gate);
+    let done = world.drain(1);
+    assert_eq!((done[0].id, done[0].state), (CopyId(1), panicked));
+}
+
 #[test]
 fn dropping_the_engine_ends_what_ends_and_keeps_what_does_not() {
     let short = |config, _: &_| CudaCopyConfig { drop_wait_ms: 50, ..config };

@@ -12,7 +12,7 @@ use super::pool::{EventPool, PooledEvent};
 use super::registry::Registry;
 use super::staging::Staging;
 use super::stream::{Piece, Stream, Way};
-use crate::{CopyDirection, CopyFailure, Step};
+use crate::{CopyDirection, CopyFailure, CopyId, Step};
 
 /// Most things waited for on a stream; far above what keeps it busy.
 const MAX_IN_FLIGHT: usize = 4096;
@@ -23,6 +23,8 @@ pub(super) struct Tools<'a> {
     pub(super) pool: &'a Arc<EventPool>,
     pub(super) choice: &'a mut Choice,
     pub(super) max_ahead_bytes: usize,
+    /// Called before a job's first copy.
+    pub(super) before_fragment: &'a dyn Fn(CopyDirection, CopyId),
     /// Told when the driver's batch call fails.
     pub(super) refuse_batches: &'a dyn Fn(CudaError),
 }
@@ -97,6 +99,7 @@ impl Bus {
         let (pinned, mut ops) = plan::cut(step, self.direction, tools.registry, slot_bytes, &mut active.pins);
         ops.extend(plan::calls(pinned, tools.choice));
         if !active.ordered {
+            (tools.before_fragment)(self.direction, active.job.id());
             match active.job.order().hold(self.stream.handle()) {
                 Err(error) if error.is_sticky() => return Err(error),
                 Err(error) => active.fail(CopyFailure::Device { code: error.code() }),

@@ -40,6 +40,9 @@ pub struct CudaCopyConfig {
     pub drop_wait_ms: u64,
     /// Told why batches are not used.
     pub batch_notice: Option<BatchNotice>,
+    /// Called before each job's first copy is queued, while an abort still stops it whole.
+    #[cfg(feature = "test-hooks")]
+    pub before_fragment: Option<crate::BeforeFragment>,
 }
 
 impl fmt::Debug for CudaCopyConfig {
@@ -65,6 +68,8 @@ impl CudaCopyConfig {
             poll_us: 50,
             drop_wait_ms: 10_000,
             batch_notice: None,
+            #[cfg(feature = "test-hooks")]
+            before_fragment: None,
         }
     }
 

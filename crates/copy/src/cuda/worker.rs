@@ -16,7 +16,7 @@ use super::plan::Choice;
 use super::pool::EventPool;
 use super::registry::Registry;
 use super::self_test::BatchRefusal;
-use crate::{CopyDone, CopyFailure, CopyId, CopyJob};
+use crate::{CopyDirection, CopyDone, CopyFailure, CopyId, CopyJob};
 
 /// How often a lost device is asked whether its copies have ended.
 const LOST_POLL: Duration = Duration::from_millis(5);
@@ -66,6 +66,17 @@ impl Shared {
             let _ = catch_unwind(AssertUnwindSafe(|| notice(refusal)));
         }
     }
+
+    #[cfg(feature = "test-hooks")]
+    fn before_fragment(&self, direction: CopyDirection, id: CopyId) {
+        if let Some(hook) = &self.config.before_fragment {
+            hook(direction, id);
+        }
+    }
+
+    #[cfg(not(feature = "test-hooks"))]
+    #[allow(clippy::unused_self)]
+    fn before_fragment(&self, _direction: CopyDirection, _id: CopyId) {}
 
     fn wake(&self) {
         if let Some(waker) = &self.config.waker {
@@ -170,6 +181,7 @@ impl Worker {
             pool: &shared.pool,
             choice: &mut self.choice,
             max_ahead_bytes: shared.config.max_ahead_bytes,
+            before_fragment: &|direction, id| shared.before_fragment(direction, id),
             refuse_batches: &|error| shared.refuse_batches(&BatchRefusal::Failed(error)),
         };
         for lane in &mut self.lanes {
