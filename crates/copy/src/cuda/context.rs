@@ -168,7 +168,8 @@ impl Event {
         }
     }
 
-    /// Waits for it, without a limit.
+    /// Waits for it, without a limit. The engine itself never does.
+    #[cfg(feature = "test-hooks")]
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event lives.
         unsafe { call!(self.context.driver, event_synchronize, "cuEventSynchronize", self.raw) }
