@@ -9,7 +9,7 @@ use std::time::Duration;
 use orbitkv_copy::CopyDirection::{Restore, Save};
 use orbitkv_copy::{
     CopyEngine, CopyError, CopyFailure, CopyId, CopyMethod, CopyState, CudaCopy, CudaCopyConfig, CudaDriver,
-    CudaProbe, LayerWait, WaitOutcome,
+    CudaProbe, LayerWait, Registration, WaitOutcome,
 };
 use orbitkv_fake_cuda::{Fake, FakeStats, ILLEGAL_ADDRESS, INVALID_VALUE};
 
@@ -297,6 +297,24 @@ fn graph_captures_of_the_serving_engine_are_left_alone() {
     // Control: this thread has not opted out.
     assert!(world.compute.allocate(4096).is_err());
     assert_eq!(world.fake.stats().spoiled_captures, 1);
+}
+
+#[test]
+fn the_threads_that_call_keep_their_own_context() {
+    let (fake, world) = (Fake::load().unwrap(), DeviceWorld::new(SMALL));
+    world.register();
+    world.handle.order_after(world.compute.stream()).unwrap();
+    world.compute.finish().unwrap();
+    assert!(!fake.has_current_context(), "this thread had none");
+}
+
+#[test]
+fn nothing_is_registered_for_an_engine_that_is_gone() {
+    let mut world = DeviceWorld::new(SMALL);
+    drop(world.engine.take());
+    world.handle.register(world.pool());
+    assert_eq!(world.handle.wait_registered(BRIEF), Registration::default());
+    assert_eq!(Arc::strong_count(world.pool()), 1, "nor is it kept mapped");
 }
 
 /// Called once the completion is there; a panic in it is contained.

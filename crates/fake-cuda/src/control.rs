@@ -11,6 +11,7 @@ use crate::plan::{FakeStats, Fault};
 
 type PlanFn = extern "C" fn(usize, *const c_char, u64, u64) -> c_int;
 type LaunchFn = extern "C" fn(*mut c_void, extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+type CurrentFn = extern "C" fn(*mut *mut c_void) -> c_int;
 type StatsFn = extern "C" fn(usize, *mut FakeStats) -> c_int;
 
 /// Plans device `ordinal`; what `verb` is called here is a method of [`FakeDevice`] too.
@@ -49,6 +50,7 @@ pub struct Fake {
     plan: PlanFn,
     stats: StatsFn,
     launch: LaunchFn,
+    current: CurrentFn,
 }
 
 /// One device of it, used by nobody else in the process.
@@ -90,16 +92,25 @@ impl Fake {
             if address.is_null() { Err(format!("{} lacks {symbol:?}", path.display())) } else { Ok(address) }
         };
         let (plan, stats) = (find(c"fakeCudaPlan")?, find(c"fakeCudaStats")?);
-        let launch = find(c"cuLaunchHostFunc")?;
+        let (launch, current) = (find(c"cuLaunchHostFunc")?, find(c"cuCtxGetCurrent")?);
         // SAFETY: the symbols are the functions above, from the same source.
-        let (plan, stats, launch) = unsafe {
+        let (plan, stats, launch, current) = unsafe {
             (
                 std::mem::transmute::<*mut c_void, PlanFn>(plan),
                 std::mem::transmute::<*mut c_void, StatsFn>(stats),
                 std::mem::transmute::<*mut c_void, LaunchFn>(launch),
+                std::mem::transmute::<*mut c_void, CurrentFn>(current),
             )
         };
-        Ok(Arc::new(Fake { path: path.to_owned(), plan, stats, launch }))
+        Ok(Arc::new(Fake { path: path.to_owned(), plan, stats, launch, current }))
+    }
+
+    /// Whether the thread has a current context.
+    #[must_use]
+    pub fn has_current_context(&self) -> bool {
+        let mut context = std::ptr::null_mut();
+        (self.current)(&raw mut context);
+        !context.is_null()
     }
 
     /// Where the shared object is.
