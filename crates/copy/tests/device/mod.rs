@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use orbitkv_copy::{
     CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CudaCopy, CudaCopyConfig, CudaDriver, CudaHandle,
@@ -168,8 +168,9 @@ impl DeviceWorld {
 
     /// Polls until `count` jobs are reported.
     pub(crate) fn drain(&mut self, count: usize) -> Vec<CopyDone> {
-        let mut done = Vec::new();
+        let (mut done, start) = (Vec::new(), Instant::now());
         while done.len() < count {
+            assert!(start.elapsed() < LONG, "only {} of {count} jobs have ended", done.len());
             std::thread::sleep(Duration::from_micros(200));
             self.engine().poll(&mut done);
         }
