@@ -85,7 +85,7 @@ test-wheel: setup wheel wheel-test-hooks
 sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted defects
 	@cargo run --release --locked -q -p orbitkv-sim $(if $(PLANT),--features plant -- --plant $(PLANT),-- --seeds $(SEEDS))
 
-bench: ## measure speed and memory beside their limits; rows in out/bench/summary.json; PART=core|copies|ssd|manager
+bench: ## measure speed and memory beside their limits; rows in out/bench/summary.json; PART=core|copies|ssd|queries
 	@cargo run --release --locked -q -p orbitkv-bench -- $(PART)
 	@if test -n "$(PART)"; then :; elif test -x $(ENGINE_PYTHON) && test -d $(MODEL); then \
 	    $(MAKE) --no-print-directory bench-engine; \

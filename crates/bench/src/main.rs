@@ -51,7 +51,7 @@ type Part = (&'static str, fn() -> Result<Vec<Row>>);
 
 /// In the order of the table.
 const PARTS: [Part; 4] =
-    [("core", core::rows), ("copies", copies::rows), ("ssd", ssd::rows), ("manager", manager_rows)];
+    [("core", core::rows), ("copies", copies::rows), ("ssd", ssd::rows), ("queries", query_rows)];
 
 /// Every row, or those of one part.
 fn measure(only: Option<&str>) -> Result<Vec<Row>> {
@@ -65,7 +65,7 @@ fn measure(only: Option<&str>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn manager_rows() -> Result<Vec<Row>> {
+fn query_rows() -> Result<Vec<Row>> {
     let cache = cache::Cache::start().context("a manager with pages")?;
     let mut rows = query::rows(&cache).context("queries")?;
     rows.extend(poll::rows(&cache).context("polls")?);
