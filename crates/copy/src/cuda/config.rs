@@ -26,7 +26,9 @@ pub struct CudaCopyConfig {
     pub method: CopyMethod,
     /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
     pub batch_max_descriptors: usize,
-    /// From this size on a fragment is copied by a call of its own, which then costs less than it moves.
+    /// From this size on a fragment is copied by a call of its own, which then costs less than it moves: on an H200
+    /// fragments of 1 MiB reach 0.84 to 0.88 of a plain copy's speed so, and 0.96 to 0.98 in batches; of 4 MiB both
+    /// are alike.
     pub plain_min_bytes: usize,
     /// Bytes queued on a stream at most when a further step is queued: what an abort may have to wait for.
     pub max_ahead_bytes: usize,
@@ -61,7 +63,7 @@ impl CudaCopyConfig {
             waker: None,
             method: CopyMethod::Auto,
             batch_max_descriptors: 512,
-            plain_min_bytes: MIB,
+            plain_min_bytes: 4 * MIB,
             max_ahead_bytes: 1024 * MIB,
             staging_slot_bytes: 2 * MIB,
             register_chunk_bytes: 128 * MIB,
