@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.engine import Engine
-from support.holds import MEMORY_TIER_DELAY
+from support.holds import MEMORY_TIER_DELAY, SSD_FAULT
 from support.manager import Manager
 from support.prompts import BLOCK_TOKENS, restorable_tokens
 from support.tier import Counted, leave_on_tier, reads_pending, slow_tier, stored
@@ -92,6 +93,35 @@ def test_a_slow_tier_is_left_alone_until_a_probe_finds_it_fast(
     engine.settle()
     manager.assert_drained()
     assert engine.scheduler.connector._scheduler.records == {}
+
+
+def test_a_throttled_ssd_is_left_alone(
+    new_manager: Callable[..., Manager],
+    new_engine: Callable[..., Engine],
+    new_prompt: Prompts,
+    by_default: None,
+    tmp_path: Path,
+) -> None:
+    flags = ("--ssd-cache-path", str(tmp_path / "throttled"), "--ssd-cache-capacity", "512mib")
+    manager = new_manager(flags=flags)
+    engine = new_engine(manager, connector={"verify_restore": "all"}, options={"dtype": "float32"})
+    prompts = [new_prompt(TOKENS, index) for index in range(MIN_SAMPLES)]
+    cold = stored(engine, prompts)
+    counted = Counted(engine)
+    leave_on_tier(engine)
+    result = engine.run(prompts[0])
+    assert (result.cached, result.tokens) == (HIT, cold[0]), "control: as fast as it is, it is read"
+    assert counted["read_pages"] == PAGES
+    with manager.holds.switched(SSD_FAULT, f"throttled read slow={SLOW_MS}"):
+        # The fast one counts as well.
+        slow_lookups(engine, prompts[1:], cold[1:])
+        read = counted["read_pages"]
+        assert counted["client_tier_left"] == 0
+        result = engine.run(prompts[0])
+        assert (result.cached, result.tokens) == (0, cold[0])
+        assert (counted["client_tier_left_pages"], counted["read_pages"]) == (PAGES, read)
+    engine.settle()
+    manager.assert_drained()
 
 
 def test_the_head_that_is_in_memory_is_restored(
