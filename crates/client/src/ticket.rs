@@ -13,6 +13,9 @@ const CRC_BYTES: usize = 8;
 /// Most parts of one ticket, as many as fit an answer of the manager.
 const MAX_PARTS: usize = orbitkv_wire::MAX_PAYLOAD_BYTES / size_of::<Part>();
 
+/// This client never changes what it asked for under one id.
+pub(crate) const REVISION: u32 = 1;
+
 /// Which way the pages go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TicketKind {

@@ -251,6 +251,43 @@ fn a_reservation_gives_each_page_to_one_ticket_and_the_rest_back() {
 }
 
 #[test]
+fn a_large_reservation_is_asked_for_in_parts_and_is_one_to_its_owner() {
+    let manager = Manager::new();
+    let (client, mut peer) = manager.scheduler(3);
+    let all = hashes(38);
+    let reservation = client.reserve(0, Some(hash(77)), 5, &all).unwrap();
+    let mut operations = Vec::new();
+    for (range, parent, first_depth) in [(0..16, hash(77), 5), (16..32, all[15], 21), (32..38, all[31], 37)] {
+        let asked = peer.next();
+        let hashes = &all[range];
+        let expected = ToManager::Reserve { group: 0, parent: Some(parent), first_depth, hashes };
+        assert_eq!(asked.to_manager(), expected);
+        operations.push(asked.operation());
+    }
+    // In whatever order the answers come; a part that is refused is refused alone.
+    peer.grant(operations[2], 6, 200);
+    peer.send(operations[1], &ToClient::Refused { text: "limit reached: open reservations" });
+    peer.grant(operations[0], 16, 100);
+    wait_for("the grants", || reservation.poll());
+    let statuses = reservation.statuses();
+    let slots = |range: std::ops::Range<usize>| statuses[range].iter().all(|s| *s == GrantStatus::Slots);
+    assert!(slots(0..16) && slots(32..38) && statuses[16..32] == [GrantStatus::Refused; 16], "{statuses:?}");
+    assert!(reservation.ticket(&[15, 32, 20]).is_err(), "page 20 has no slot");
+    let ticket = reservation.ticket(&[15, 32, 33]).unwrap();
+    assert_eq!(ticket.hashes, [all[15], all[32], all[33]]);
+    assert_eq!(ticket.parts.iter().map(|p| p.index).collect::<Vec<_>>(), [115, 200, 201]);
+    drop(reservation);
+    let mut back = Vec::new();
+    while back.len() < 19 {
+        match peer.next().to_manager() {
+            ToManager::Abort(slots) => back.extend(slots.iter().map(|s| s.index.get())),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(back, (100..115).chain(202..206).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_reservation_dropped_before_its_answer_gives_everything_back() {
     let manager = Manager::new();
     let (client, mut peer) = manager.scheduler(3);

@@ -17,10 +17,14 @@ pub struct Config {
     pub query_budget_bytes: u64,
     /// Cap on bytes owned by queries of one instance.
     pub query_instance_budget_bytes: u64,
-    /// Live operations (queries and saves) of one session.
+    /// Live queries of one session.
     pub operations_per_session: usize,
-    /// Live operations in all.
+    /// Live queries in all.
     pub operations: usize,
+    /// Reservations of one session with slots that are neither committed nor given back.
+    pub saves_per_session: usize,
+    /// Such reservations in all.
+    pub saves: usize,
     /// Open or not yet gone sessions.
     pub sessions: usize,
     /// Hashes in one request.
@@ -118,6 +122,8 @@ impl Config {
             query_instance_budget_bytes: budget_bytes,
             operations_per_session: 128,
             operations: 1024,
+            saves_per_session: 2048,
+            saves: 16_384,
             sessions: 1024,
             hashes_per_request: 16_384,
             parts_per_answer: 50_000,
@@ -166,6 +172,8 @@ impl Config {
             ("query instance budget", self.query_instance_budget_bytes, 1),
             ("operations per session", self.operations_per_session as u64, 1),
             ("operations", self.operations as u64, 1),
+            ("saves per session", self.saves_per_session as u64, 1),
+            ("saves", self.saves as u64, 1),
             ("sessions", self.sessions as u64, 1),
             ("arrivals per turn", self.arrivals_per_turn, 1),
             ("hashes per request", self.hashes_per_request as u64, 1),

@@ -143,10 +143,19 @@ pub(crate) struct Session {
     pub(crate) attested: bool,
     /// Ids up to here have been used.
     pub(crate) last_operation: Option<OperationId>,
-    /// Live queries and saves.
+    /// Live queries.
     pub(crate) operations: usize,
+    /// Reservations with slots out.
+    pub(crate) saves: usize,
     /// Slots it may write.
     pub(crate) writing: usize,
     /// Operations that wait for its end of copy.
     pub(crate) owing: usize,
+}
+
+impl Session {
+    /// Whether something of it, or that it must do, is not over.
+    pub(crate) fn is_owed(&self) -> bool {
+        self.writing > 0 || self.owing > 0 || self.operations > 0 || self.saves > 0
+    }
 }

@@ -16,12 +16,15 @@ pub(crate) enum Stage {
     Closing,
 }
 
-/// A connection. Its reader holds less than one frame between two reads.
+/// A connection. Its reader holds less than one frame between two reads, unless its turn is not finished: then it is
+/// not read from.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
     pub(crate) peer: PeerCredentials,
     pub(crate) reader: FrameReader,
+    /// It is to have another turn before it is read from again.
+    pub(crate) unfinished: bool,
     pub(crate) outbox: Outbox,
     pub(crate) stage: Stage,
     /// The poller waits for room in the socket.
@@ -36,6 +39,7 @@ impl Connection {
             stream,
             peer,
             reader: FrameReader::default(),
+            unfinished: false,
             outbox: Outbox::default(),
             stage: Stage::Greeting,
             awaits_room: false,

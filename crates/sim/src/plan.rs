@@ -231,6 +231,8 @@ fn config(
         query_instance_budget_bytes: own,
         operations_per_session: usize::try_from(rng.range(2, 16)).unwrap_or(2),
         operations: usize::try_from(rng.range(4, 48)).unwrap_or(4),
+        saves_per_session: usize::try_from(rng.range(2, 16)).unwrap_or(2),
+        saves: usize::try_from(rng.range(4, 48)).unwrap_or(4),
         sessions: 64,
         hashes_per_request: 64,
         speculative_percent: if rng.chance(40) { 25 } else { rng.range(10, 100) },

@@ -176,6 +176,23 @@ impl Link {
         self.after_send(&out, opened)
     }
 
+    /// Opens an operation for each message, in their order, and sends them together.
+    pub(crate) fn open_all<'m>(
+        &self,
+        messages: impl Iterator<Item = ToManager<'m>>,
+    ) -> Vec<Result<(Session, u64), SendError>> {
+        if let Err(stale) = self.guard() {
+            return messages.map(|_| Err(stale)).collect();
+        }
+        let mut out = self.lock_out();
+        let opened = messages.map(|message| out.open_undrained(&message)).collect();
+        out.drain();
+        if out.wants_thread() {
+            self.wake();
+        }
+        opened
+    }
+
     /// Wakes the connection's thread, for a timer earlier than it knows.
     pub(crate) fn wake(&self) {
         self.watch.wake();

@@ -80,10 +80,8 @@ impl Outbound {
         message: &ToManager<'_>,
         urgency: Urgency,
     ) -> Result<(), SendError> {
-        let now = self.session.filter(|s| s.number == session && !self.broken).ok_or(SendError::Stale)?;
-        let limit = if urgency == Urgency::Must { TOTAL_BYTES } else { REQUEST_BYTES };
-        let pushed = self.push((session, now.epoch, operation, revision), message, limit);
-        if pushed.is_err() && urgency == Urgency::Must {
+        let pushed = self.push_of((session, operation, revision), message, urgency);
+        if pushed == Err(SendError::Full) && urgency == Urgency::Must {
             self.broken = true;
         }
         pushed?;
@@ -92,11 +90,29 @@ impl Outbound {
     }
 
     pub(super) fn open(&mut self, message: &ToManager<'_>) -> Result<(Session, u64), SendError> {
+        let opened = self.open_undrained(message)?;
+        self.drain();
+        Ok(opened)
+    }
+
+    /// As `open`; the bytes leave with the next drain.
+    pub(super) fn open_undrained(&mut self, message: &ToManager<'_>) -> Result<(Session, u64), SendError> {
         let session = self.session.ok_or(SendError::Stale)?;
         let operation = self.next_operation;
-        self.send(session.number, operation, 1, message, Urgency::Request)?;
+        self.push_of((session.number, operation, 1), message, Urgency::Request)?;
         self.next_operation += 1;
         Ok((session, operation))
+    }
+
+    fn push_of(
+        &mut self,
+        (session, operation, revision): (u64, u64, u32),
+        message: &ToManager<'_>,
+        urgency: Urgency,
+    ) -> Result<(), SendError> {
+        let now = self.session.filter(|s| s.number == session && !self.broken).ok_or(SendError::Stale)?;
+        let limit = if urgency == Urgency::Must { TOTAL_BYTES } else { REQUEST_BYTES };
+        self.push((session, now.epoch, operation, revision), message, limit)
     }
 
     /// Whether only the connection's thread can go on: bytes are left, or the connection is broken.

@@ -18,4 +18,5 @@ pub use preparation::PreparationState;
 pub use recovery::RecoveryDemand;
 pub(crate) use recovery::{CandidatesCell, Wants};
 pub(crate) use reservation::{Grants, ReservationCell};
+pub(crate) use saves::REQUEST_PAGES;
 pub(crate) use table::Operations;

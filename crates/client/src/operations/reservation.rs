@@ -116,20 +116,25 @@ impl ReservationCell {
         let _ = self.grants.set(Grants::impossible(self.hashes.len()));
     }
 
-    /// Takes pages for a ticket, all or none; the index that cannot be taken, otherwise.
-    pub(crate) fn claim(&self, indices: &[usize]) -> Result<(), usize> {
+    /// Takes page `i` for a ticket; false if that cannot be.
+    pub(crate) fn claim(&self, i: usize) -> bool {
         let mut claims = self.lock();
-        for (n, &i) in indices.iter().enumerate() {
-            let granted = self.grants().is_some_and(|g| g.parts_of(i).is_some());
-            if !granted || claims.abandoned || claims.taken.get(i) != Some(&false) {
-                for &undo in &indices[..n] {
-                    claims.taken[undo] = false;
-                }
-                return Err(i);
-            }
+        let granted = self.grants().is_some_and(|g| g.parts_of(i).is_some());
+        let free = granted && !claims.abandoned && claims.taken.get(i) == Some(&false);
+        if free {
             claims.taken[i] = true;
         }
-        Ok(())
+        free
+    }
+
+    /// Puts back what was taken for a ticket that did not come about. The slots to give back at once, if the owner
+    /// has let go meanwhile.
+    pub(crate) fn unclaim(&self, i: usize) -> Vec<Slot> {
+        let mut claims = self.lock();
+        if let Some(taken) = claims.taken.get_mut(i) {
+            *taken = false;
+        }
+        if claims.abandoned { self.untaken(&mut claims) } else { Vec::new() }
     }
 
     /// Lets go; returns the granted slots that are in no ticket.

@@ -4,35 +4,46 @@ use super::table::{Entry, MAX_LIVE, Operations};
 use super::{Grants, ReservationCell};
 use crate::clock::monotonic_us;
 use crate::sync::atomic::Ordering;
-use orbitkv_wire::{GrantStatus, GrantedBody, Hash, MAX_HASHES, Slot, ToManager};
+use orbitkv_wire::{GrantStatus, GrantedBody, Hash, Slot, ToManager};
 use std::sync::Arc;
 
-/// Most slots in one abort.
-const ABORT_BATCH: usize = 4096;
+/// Most pages that are reserved, committed or given back in one message. The manager handles a message at once, and
+/// making room for a page costs it most of a microsecond: a query of another engine waits no longer than so many take.
+pub(crate) const REQUEST_PAGES: usize = 16;
 
 impl Operations {
-    /// Asks for slots. Impossible requests are answered in the cell.
+    /// Asks for slots: a cell for each [`REQUEST_PAGES`] pages, all of one session. What is impossible is
+    /// answered in its cell.
     pub(crate) fn reserve(
         &self,
         group: u16,
         parent: Option<Hash>,
         first_depth: u32,
-        hashes: Vec<Hash>,
-    ) -> Arc<ReservationCell> {
+        hashes: &[Hash],
+    ) -> Vec<Arc<ReservationCell>> {
         self.counters.reserved_pages.fetch_add(hashes.len() as u64, Ordering::Relaxed);
         let mut table = self.lock();
-        let fits = !hashes.is_empty() && hashes.len() <= MAX_HASHES && table.live.len() < MAX_LIVE;
         // Before the request: the worker compares it with the beginning of its own session.
         let issued_us = monotonic_us();
-        let message = ToManager::Reserve { group, parent, first_depth, hashes: &hashes };
-        let opened = if fits { table.open(&self.link, &message).ok() } else { None };
-        let Some((session, operation)) = opened else {
-            return Arc::new(ReservationCell::refused(hashes));
-        };
-        let ids = (session.number, session.boot, operation);
-        let cell = Arc::new(ReservationCell::pending(ids, group, issued_us, hashes));
-        table.live.insert(operation, Entry::Reservation(Arc::clone(&cell)));
-        cell
+        let room = MAX_LIVE.saturating_sub(table.live.len());
+        let mut next = (parent, first_depth);
+        let messages = hashes.chunks(REQUEST_PAGES).take(room).map(|part| {
+            let (parent, first_depth) = next;
+            let depth = u32::try_from(part.len()).unwrap_or(u32::MAX);
+            next = (part.last().copied(), first_depth.saturating_add(depth));
+            ToManager::Reserve { group, parent, first_depth, hashes: part }
+        });
+        let mut opened = table.open_all(&self.link, messages).into_iter();
+        let cells = hashes.chunks(REQUEST_PAGES).map(|part| {
+            let Some(Ok((session, operation))) = opened.next() else {
+                return Arc::new(ReservationCell::refused(part.to_vec()));
+            };
+            let ids = (session.number, session.boot, operation);
+            let cell = Arc::new(ReservationCell::pending(ids, group, issued_us, part.to_vec()));
+            table.live.insert(operation, Entry::Reservation(Arc::clone(&cell)));
+            cell
+        });
+        cells.collect()
     }
 
     /// Gives back what a reservation was granted and no ticket holds.
@@ -43,7 +54,7 @@ impl Operations {
 
     /// Gives slots back, in batches.
     pub(crate) fn abort(&self, session: u64, slots: &[Slot]) {
-        for batch in slots.chunks(ABORT_BATCH) {
+        for batch in slots.chunks(REQUEST_PAGES) {
             self.send(session, 0, &ToManager::Abort(batch));
         }
     }

@@ -442,6 +442,15 @@ impl Table {
         }
     }
 
+    /// As [`Table::open`], one for each message.
+    pub(super) fn open_all<'m>(
+        &self,
+        link: &Link,
+        messages: impl Iterator<Item = ToManager<'m>>,
+    ) -> Vec<Result<(Session, u64), SendError>> {
+        if self.session.is_some() { link.open_all(messages) } else { Vec::new() }
+    }
+
     /// Opens an operation on the session that this table knows.
     pub(super) fn open(&self, link: &Link, message: &ToManager<'_>) -> Result<(Session, u64), SendError> {
         let known = self.session.ok_or(SendError::Stale)?;

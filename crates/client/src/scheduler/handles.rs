@@ -1,17 +1,14 @@
 //! What the engine holds of an operation. Dropping a handle ends its interest.
 
+use crate::ClientError;
 use crate::clock::monotonic_us;
 use crate::operations::{
     CandidatesCell, Lease, MissReason, Operations, PreparationCell, PreparationState, QueryCell, QueryState,
-    ReservationCell, ResetCell,
+    ResetCell,
 };
-use crate::ticket::{PagePart, Section, Ticket, TicketKind};
-use crate::{ClientError, GrantStatus};
+use crate::ticket::{REVISION, Section, Ticket, TicketKind};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// This client never changes what it asked for under one id.
-const REVISION: u32 = 1;
 
 /// Session, operation and revision as the manager knows them.
 fn ids(session: u64, operation: u64) -> (u64, u64, u32) {
@@ -201,80 +198,6 @@ impl Preparation {
 impl Drop for Preparation {
     fn drop(&mut self) {
         self.cancel();
-    }
-}
-
-/// Room to save pages into.
-pub struct Reservation {
-    cell: Arc<ReservationCell>,
-    operations: Arc<Operations>,
-}
-
-impl Reservation {
-    pub(crate) fn new(cell: Arc<ReservationCell>, operations: Arc<Operations>) -> Self {
-        Self { cell, operations }
-    }
-
-    /// True when answered, or impossible.
-    #[must_use]
-    pub fn poll(&self) -> bool {
-        self.cell.grants().is_some()
-    }
-
-    /// One for each page; empty while not answered.
-    #[must_use]
-    pub fn statuses(&self) -> &[GrantStatus] {
-        self.cell.grants().map_or(&[], |grants| &grants.statuses)
-    }
-
-    /// Ticket for the workers' `save` of those pages.
-    ///
-    /// # Errors
-    /// An index that is not granted, is in a ticket already, or was given back.
-    pub fn ticket(&self, indices: &[usize]) -> Result<Ticket, ClientError> {
-        let want = "granted, in no other ticket, and not abandoned";
-        if indices.is_empty() {
-            return Err(ClientError::value("indices", "empty", "at least one page"));
-        }
-        self.cell.claim(indices).map_err(|i| ClientError::value("page index", i, want))?;
-        let mut hashes = Vec::with_capacity(indices.len());
-        let mut parts: Vec<PagePart> = Vec::new();
-        let grants = self.cell.grants();
-        for &i in indices {
-            // Both are there: `claim` has seen the grant, and grants are as many as hashes.
-            if let (Some(hash), Some(of_page)) = (self.cell.hashes.get(i), grants.and_then(|g| g.parts_of(i)))
-            {
-                hashes.push(*hash);
-                parts.extend_from_slice(of_page);
-            }
-        }
-        Ok(Ticket {
-            kind: TicketKind::Save,
-            boot: self.cell.boot,
-            scheduler: self.cell.session,
-            operation: self.cell.operation,
-            revision: REVISION,
-            sections: vec![Section {
-                group: self.cell.group,
-                first_page: 0,
-                pages: u32::try_from(hashes.len()).unwrap_or(u32::MAX),
-                shards: grants.map_or(1, |g| g.shards),
-            }],
-            issued_us: self.cell.issued_us,
-            hashes,
-            parts,
-        })
-    }
-
-    /// Gives back every granted page that is in no ticket, now or when the answer comes. Idempotent.
-    pub fn abandon(&self) {
-        self.operations.abandon(&self.cell);
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.abandon();
     }
 }
 

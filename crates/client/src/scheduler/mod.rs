@@ -1,8 +1,10 @@
 //! The scheduler's side: queries, reservations, resets.
 
 mod handles;
+mod reservation;
 
-pub use handles::{Candidates, Preparation, Query, Reservation, Reset};
+pub use handles::{Candidates, Preparation, Query, Reset};
+pub use reservation::Reservation;
 
 use crate::link::{Fds, Handler, Link, LinkThread, Session};
 use crate::operations::{Demand, Operations, RecoveryDemand, Wants};
@@ -171,8 +173,8 @@ impl SchedulerClient {
         if hashes.is_empty() || hashes.len() > MAX_HASHES {
             return Err(ClientError::value("hashes", hashes.len(), format!("1 to {MAX_HASHES} in number")));
         }
-        let cell = self.shared.operations.reserve(group, parent, first_depth, hashes.to_vec());
-        Ok(Reservation::new(cell, Arc::clone(&self.shared.operations)))
+        let cells = self.shared.operations.reserve(group, parent, first_depth, hashes);
+        Ok(Reservation::new(cells, Arc::clone(&self.shared.operations)))
     }
 
     /// Forgets every page of the namespace: now, or as the first thing on the next connection.

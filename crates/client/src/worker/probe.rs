@@ -2,7 +2,7 @@
 
 use super::{Core, SelfTest, scratch};
 use crate::link::{Session, random_u128};
-use crate::operations::{Demand, QueryState, ReservationCell};
+use crate::operations::{Demand, QueryState};
 use crate::registration::PROBE_GROUP;
 use crate::scheduler::{Query, Reservation};
 use crate::{GrantStatus, Hash};
@@ -112,10 +112,10 @@ impl Probe<'_> {
 
     fn save(&self, hash: Hash) -> Result<(), String> {
         let reservation = loop {
-            let cell: Arc<ReservationCell> = self.core.operations.reserve(PROBE_GROUP, None, 0, vec![hash]);
-            let reservation = Reservation::new(cell, Arc::clone(&self.core.operations));
+            let cells = self.core.operations.reserve(PROBE_GROUP, None, 0, &[hash]);
+            let reservation = Reservation::new(cells, Arc::clone(&self.core.operations));
             self.wait("room for the probe page", || reservation.poll())?;
-            match reservation.statuses() {
+            match reservation.statuses()[..] {
                 [GrantStatus::Slots] => break reservation,
                 // The segment for it is being made.
                 [GrantStatus::Busy] => self.pause("room for the probe page")?,
@@ -125,7 +125,7 @@ impl Probe<'_> {
                                 segment that holds a page; raise --pool-size or lower --segment-size"
                         .to_owned());
                 }
-                other => return Err(format!("the manager answered {other:?} to the probe page's save")),
+                ref other => return Err(format!("the manager answered {other:?} to the probe page's save")),
             }
         };
         let ticket = reservation.ticket(&[0]).map_err(|e| e.to_string())?;

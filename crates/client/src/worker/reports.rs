@@ -3,11 +3,9 @@
 use super::copier::{Commit, Copier};
 use super::stats::add;
 use crate::hooks;
+use crate::operations::REQUEST_PAGES;
 use orbitkv_wire::{CommitItem, Slot, ToManager};
 use std::collections::HashMap;
-
-/// Most slots in one message.
-pub(super) const BATCH: usize = 64;
 
 impl Copier {
     pub(super) fn send_aborts(&mut self) {
@@ -17,7 +15,7 @@ impl Copier {
             by_session.entry(session).or_default().push(slot);
         }
         for (session, slots) in by_session {
-            for batch in slots.chunks(BATCH) {
+            for batch in slots.chunks(REQUEST_PAGES) {
                 self.work.must(session, &ToManager::Abort(batch));
             }
         }
@@ -37,8 +35,8 @@ impl Copier {
             return;
         }
         self.noted_commits = 0;
-        while self.commits.len() >= BATCH || (self.running_saves == 0 && !self.commits.is_empty()) {
-            let count = self.commits.len().min(BATCH);
+        while self.commits.len() >= REQUEST_PAGES || (self.running_saves == 0 && !self.commits.is_empty()) {
+            let count = self.commits.len().min(REQUEST_PAGES);
             let batch: Vec<Commit> = self.commits.drain(..count).collect();
             self.commit(&batch);
         }

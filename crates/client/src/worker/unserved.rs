@@ -4,6 +4,7 @@
 //! So it is told, on whatever session there is, that nothing of the ticket runs here. To a manager that
 //! never counted on it the answer means nothing.
 
+use crate::operations::REQUEST_PAGES;
 use crate::ticket::{PagePart, Ticket, TicketKind};
 use orbitkv_wire::{Slot, ToManager};
 use std::collections::VecDeque;
@@ -34,7 +35,7 @@ impl Unserved {
             Self::Restore { session, operation, revision } => {
                 must(&ToManager::CopyDone { session: *session, operation: *operation, revision: *revision });
             }
-            Self::Save(slots) => slots.chunks(super::reports::BATCH).for_each(|s| must(&ToManager::Abort(s))),
+            Self::Save(slots) => slots.chunks(REQUEST_PAGES).for_each(|s| must(&ToManager::Abort(s))),
         }
     }
 }

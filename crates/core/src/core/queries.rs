@@ -145,7 +145,7 @@ impl Core {
             self.mark(Mark::InactiveMiss);
             return self.deny(ticket, ask.asked, ahead, MissReason::Inactive, effects);
         }
-        if used >= self.config.operations_per_session || self.open_operations() >= self.config.operations {
+        if used >= self.config.operations_per_session || self.operations.len() >= self.config.operations {
             self.mark(Mark::LimitMiss);
             return self.deny(ticket, ask.asked, ahead, MissReason::Limit, effects);
         }
@@ -218,11 +218,6 @@ impl Core {
             return self.push_outcome(ticket, OperationOutcome::Miss(reason), effects);
         }
         self.push_miss(ticket, asked, reason, effects);
-    }
-
-    /// Queries and saves that are not over.
-    pub(super) fn open_operations(&self) -> usize {
-        self.operations.len() + self.saves.len()
     }
 
     /// Final answer without pages, for a query that owns nothing.

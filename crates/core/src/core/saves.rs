@@ -34,7 +34,7 @@ impl Core {
         self.check_owner(session, request.group, "reserve")?;
         let shape = self.shape_of(session, request.group)?;
         self.check_count(request.hashes.len())?;
-        let (used, instance) = (session.operations, session.instance);
+        let (used, instance) = (session.saves, session.instance);
         let probe = request.group == GroupId::PROBE;
         let first_shard = if probe { self.probe_shard(session.role.rank(), instance) } else { 0 };
         let Some(known) = self.instances.get(&instance) else {
@@ -47,9 +47,9 @@ impl Core {
         // Before the limit: a repetition of a refused request must be refused too, or its owner would
         // be granted slots that it does not know of.
         self.claim_id(ticket)?;
-        let max = self.config.operations_per_session;
-        if used >= max || self.open_operations() >= self.config.operations {
-            return Err(Refusal::Limit { what: "operations", max });
+        let max = self.config.saves_per_session;
+        if used >= max || self.saves.len() >= self.config.saves {
+            return Err(Refusal::Limit { what: "open reservations", max });
         }
         let writer = probe.then_some(ticket.session);
         let target = Target { namespace, instance, shape, first_shard, writer };
@@ -291,7 +291,7 @@ impl Core {
         };
         self.saves.insert((ticket.session, ticket.operation), save);
         if let Some(session) = self.sessions.get_mut(&ticket.session) {
-            session.operations += 1;
+            session.saves += 1;
         }
     }
 

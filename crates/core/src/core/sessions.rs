@@ -42,6 +42,7 @@ impl Core {
                 attested: false,
                 last_operation: None,
                 operations: 0,
+                saves: 0,
                 writing: 0,
                 owing: 0,
             },
@@ -273,7 +274,7 @@ impl Core {
         let Some(known) = self.sessions.get(&session) else {
             return;
         };
-        if known.link == Link::Open || known.writing > 0 || known.owing > 0 || known.operations > 0 {
+        if known.link == Link::Open || known.is_owed() {
             return;
         }
         let (client, instance) = (known.client, known.instance);

@@ -36,7 +36,7 @@ impl Core {
         if save.open_slots == 0 {
             self.saves.remove(&place);
             if let Some(session) = self.sessions.get_mut(&saver.session) {
-                session.operations -= 1;
+                session.saves -= 1;
             }
             self.forget_idle_session(saver.session);
         }

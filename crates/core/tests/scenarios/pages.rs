@@ -113,14 +113,13 @@ fn every_rank_writes_its_own_probe_page() {
 
 #[test]
 fn a_reservation_refused_by_a_limit_stays_refused() {
-    let mut world = World::new(4, |c| c.operations_per_session = 1);
-    world.save(&chain(0..1), None, 0);
-    let (ticket, _) = world.query(&chain(0..1));
+    let mut world = World::new(4, |c| c.saves_per_session = 1);
+    let open = world.reserve(&chain(0..1), None, 0);
     let (operation, revision) = world.next();
     let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &chain(5..6) };
     let reserve = Event::Reserve { session: SCHEDULER, operation, revision, request };
     assert!(matches!(refusal(&world.step(reserve)), Refusal::Limit { .. }));
-    world.release(ticket);
+    world.commit(slot_of(&open[0]), hash(0));
     assert_eq!(refusal(&world.step(reserve)), &Refusal::RetiredOperation);
     assert_eq!(world.core.filling_bytes(), 0);
 }

@@ -39,6 +39,8 @@ pub(super) fn config(pool: u8, limits: u8) -> Config {
         query_instance_budget_bytes: (budget_bytes / (1 + u64::from(limits >> 4 & 1))).max(1),
         operations_per_session: 6,
         operations: 10,
+        saves_per_session: 6,
+        saves: 10,
         sessions: 8,
         hashes_per_request: 12,
         parts_per_answer: 16,

@@ -36,9 +36,12 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Bytes taken from one connection before the others have their turn. Every whole frame in them is
-/// handled, so a turn is at most that many bytes of requests.
+/// Bytes taken from one connection at once.
 const READ_BYTES: usize = 64 << 10;
+
+/// A connection's turn ends with the frame that is being handled when this is over. What it sent beyond that waits
+/// until the others have had theirs, so that a small question is not answered after all of a large one's parts.
+const TURN: Duration = Duration::from_micros(10);
 
 /// How long the core thread looks for more work before it sleeps, while requests are dense: one follows
 /// within twice that time, which leaves room for a wake.
@@ -128,6 +131,8 @@ pub(crate) struct Server {
     doomed: VecDeque<(u64, CloseReason)>,
     /// Segments that could not even be asked for; the core is told at the end of the turn.
     failed_growths: Vec<u32>,
+    /// Connections whose turn ended with whole frames left, in the order of their next turns.
+    unfinished: VecDeque<u64>,
     /// Connections with something to send.
     dirty: Vec<u64>,
     /// When the last connection is closed at the latest; set by the signal to stop.
@@ -185,6 +190,7 @@ impl Server {
             farewells: VecDeque::new(),
             doomed: VecDeque::new(),
             failed_growths: Vec::new(),
+            unfinished: VecDeque::new(),
             dirty: Vec::new(),
             drain_until: None,
             requests_are_dense: false,
@@ -206,6 +212,12 @@ impl Server {
                 self.settle();
                 self.flush_dirty();
             }
+            // One turn, then whoever has become ready meanwhile.
+            if let Some(id) = self.unfinished.pop_front() {
+                self.take_turn(id);
+                self.settle();
+                self.flush_dirty();
+            }
             self.expire();
             self.settle();
             self.flush_dirty();
@@ -221,6 +233,9 @@ impl Server {
     /// while requests come that fast: to be woken takes longer than to answer most of them.
     fn await_events(&mut self, ready: &mut Vec<Ready>) -> Result<(), ServerError> {
         let failed = |source| ServerError::Io { what: "epoll_wait", source };
+        if !self.unfinished.is_empty() {
+            return self.poller.wait(Some(Duration::ZERO), ready).map_err(failed);
+        }
         let idle_since = Instant::now();
         while self.requests_are_dense && idle_since.elapsed() < AWAKE {
             self.poller.wait(Some(Duration::ZERO), ready).map_err(failed)?;

@@ -1,6 +1,6 @@
 //! Bytes from clients, cut into frames.
 
-use super::Server;
+use super::{Server, TURN};
 use crate::connection::Stage;
 use crate::tally::CloseReason;
 use orbitkv_wire::{Header, Kind, ToManager};
@@ -8,9 +8,12 @@ use std::io::{self, Read};
 use std::time::Instant;
 
 impl Server {
-    /// Reads once and handles every whole frame. What is left in the socket comes in the next turn.
+    /// Reads once and takes the connection's turn. What is left in the socket comes in a later one.
     pub(super) fn receive(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.unfinished {
+            return;
+        }
         if connection.stage == Stage::Closing {
             // Not watched for reading: the other side has ended.
             return self.close(id, CloseReason::ClientClosed);
@@ -28,31 +31,51 @@ impl Server {
                 return self.close(id, CloseReason::Socket);
             }
         };
+        connection.reader.push(self.scratch.read.get(..count).unwrap_or_default());
+        self.take_turn(id);
+    }
+
+    /// Handles whole frames until there is none, or the turn is over.
+    pub(super) fn take_turn(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.unfinished = false;
+        if connection.stage == Stage::Closing {
+            return;
+        }
         // Out of the connection while its frames are handled: they borrow from it.
         let mut reader = std::mem::take(&mut connection.reader);
-        reader.push(self.scratch.read.get(..count).unwrap_or_default());
-        loop {
+        let begun = Instant::now();
+        let mut start = begun;
+        let unfinished = loop {
             match reader.next_frame() {
-                Ok(None) => break,
+                Ok(None) => break false,
                 Ok(Some((header, kind, payload))) => {
-                    let start = Instant::now();
                     self.frame(id, &header, kind, payload);
                     self.settle();
-                    let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+                    let end = Instant::now();
+                    let micros = u64::try_from((end - start).as_micros()).unwrap_or(u64::MAX);
                     self.tally.handling.observe_micros(micros);
                     let stage = self.connections.get(&id).map(|c| c.stage);
                     if matches!(stage, None | Some(Stage::Closing)) {
                         return;
                     }
+                    if end - begun >= TURN {
+                        break true;
+                    }
+                    start = end;
                 }
                 Err(error) => {
                     tracing::warn!(connection = id, %error, "bytes that are no frame");
                     return self.refuse_and_close(id, &error.to_string());
                 }
             }
-        }
+        };
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.reader = reader;
+            connection.unfinished = unfinished;
+            if unfinished {
+                self.unfinished.push_back(id);
+            }
         }
     }
 
