@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::device::device;
+use crate::device::{KernelFault, device};
 use crate::plan::{FakeStats, Fault};
 
 type PlanFn = extern "C" fn(usize, *const c_char, u64, u64) -> c_int;
@@ -25,6 +25,8 @@ extern "C" fn fakeCudaPlan(ordinal: usize, verb: *const c_char, first: u64, seco
         "copy_us" => device.set_copy_us(first),
         "capturing" => device.set_capturing(first != 0),
         "exchange_in_batches" => device.lock().exchange_in_batches = true,
+        "exchange_in_lists" => device.lock().kernel_fault = KernelFault::Exchanges,
+        "overrun_in_lists" => device.lock().kernel_fault = KernelFault::Overruns,
         "any_memory" => device.lock().any_memory = true,
         "lose" => device.lose(code),
         "destroy" => device.destroy(),
@@ -149,6 +151,16 @@ impl FakeDevice {
     /// Batches deliver their first two copies to each other's destination from now on.
     pub fn exchange_in_batches(&self) {
         self.plan("exchange_in_batches", 0, 0);
+    }
+
+    /// Kernels deliver the first two copies of a list to each other's destination from now on.
+    pub fn exchange_in_lists(&self) {
+        self.plan("exchange_in_lists", 0, 0);
+    }
+
+    /// Kernels write one byte behind each copy of a list from now on.
+    pub fn overrun_in_lists(&self) {
+        self.plan("overrun_in_lists", 0, 0);
     }
 
     /// Any address counts as device memory from now on.

@@ -15,13 +15,15 @@ const CONTEXT_IS_DESTROYED: i32 = 709;
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
 /// Calls that NVIDIA's reference holds to be unsafe while a graph is captured.
-const UNSAFE_IN_CAPTURES: [&str; 7] = [
+const UNSAFE_IN_CAPTURES: [&str; 9] = [
     "cuEventQuery",
     "cuEventSynchronize",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
+    "cuModuleLoadDataEx",
+    "cuModuleUnload",
     "cuStreamSynchronize",
 ];
 
@@ -49,8 +51,21 @@ pub(crate) struct State {
     pub(crate) allocations: BTreeMap<usize, usize>,
     /// Whether batches exchange the destinations of their first two copies.
     pub(crate) exchange_in_batches: bool,
+    /// What the kernel does wrong.
+    pub(crate) kernel_fault: KernelFault,
     /// Whether any address counts as device memory.
     pub(crate) any_memory: bool,
+}
+
+/// A defect of the kernel.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum KernelFault {
+    #[default]
+    None,
+    /// The first two copies of a list go to each other's destination.
+    Exchanges,
+    /// Each copy writes one byte behind its destination.
+    Overruns,
 }
 
 /// Where the host side of a copy lies.

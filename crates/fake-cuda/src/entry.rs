@@ -66,7 +66,7 @@ fn context_of(device: &Device) -> *mut c_void {
     ptr::without_provenance_mut(CONTEXT_BASE + device.ordinal)
 }
 
-fn current() -> Result<Arc<Device>, c_int> {
+pub(crate) fn current() -> Result<Arc<Device>, c_int> {
     if !INITIALISED.load(Ordering::SeqCst) {
         return Err(NOT_INITIALIZED);
     }
@@ -91,7 +91,7 @@ fn event<'a>(handle: *mut c_void) -> Result<&'a Event, c_int> {
 }
 
 /// Writes an out parameter.
-fn put<T>(out: *mut T, value: T) -> Result<(), c_int> {
+pub(crate) fn put<T>(out: *mut T, value: T) -> Result<(), c_int> {
     if out.is_null() {
         return Err(INVALID_VALUE);
     }

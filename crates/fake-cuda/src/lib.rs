@@ -5,6 +5,8 @@
 //! - a copy from or to host memory that is not registered returns only when it is done;
 //! - a range that reaches over two registrations is refused, and so is registering memory twice;
 //! - some calls spoil the graph capture of another thread, unless their thread has opted out;
+//! - a kernel sees host memory under another address than the host does, reads its arguments' memory when it runs, and
+//!   ends the context if it touches what is neither registered nor device memory;
 //! - after a sticky error every call fails, yet what was queued may go on moving bytes until the context is gone.
 //!
 //! Each device is a world of its own, so that tests of one process do not meet: take one with `Fake::device`.
@@ -15,6 +17,7 @@ mod copies;
 mod device;
 mod entry;
 mod event;
+mod kernels;
 mod plan;
 mod stream;
 

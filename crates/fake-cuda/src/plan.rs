@@ -12,6 +12,12 @@ pub struct FakeStats {
     pub batch_calls: u64,
     /// Largest number of copies in one batch.
     pub largest_batch: u64,
+    /// Calls of `cuLaunchKernel`.
+    pub launches: u64,
+    /// Copies on lists that kernels have been through.
+    pub listed_copies: u64,
+    /// Modules that exist now.
+    pub modules: u64,
     /// Copies that returned only when done, because their host side was not registered.
     pub synchronous_copies: u64,
     /// Bytes registered now.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::device::Device;
 use crate::event::Counts;
+use crate::kernels::Launch;
 
 /// One row of bytes to move.
 #[derive(Clone, Copy)]
@@ -20,6 +21,7 @@ pub(crate) struct Move {
 /// What a stream does in its turn.
 pub(crate) enum Work {
     Copy(Vec<Move>),
+    Kernel(Launch),
     Record(Arc<Counts>, u64),
     Wait(Arc<Counts>, u64),
     Call(extern "C" fn(*mut c_void), usize),
@@ -115,6 +117,10 @@ fn carry_out(device: &Device, work: Work) {
                     copy(row);
                 }
             }
+        }
+        Work::Kernel(launch) => {
+            thread::sleep(Duration::from_micros(device.copy_us()));
+            launch.run(device);
         }
         Work::Record(counts, recording) => counts.reach(recording),
         Work::Wait(counts, recording) => counts.wait(recording, &|| device.is_gone()),

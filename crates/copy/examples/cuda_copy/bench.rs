@@ -15,14 +15,19 @@ use crate::samples::{Samples, text};
 use crate::{Failure, Settings};
 
 const KIB: usize = 1 << 10;
-const FRAGMENTS: [usize; 4] = [64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB];
+/// Sizes measured unless told otherwise, in KiB.
+pub(crate) const FRAGMENTS_KIB: [usize; 7] = [4, 16, 32, 64, 256, 1024, 4096];
+/// Larger fragments are nothing for the kernel.
+const KERNEL_MAX_BYTES: usize = 256 * KIB;
 const LAYERS: usize = 32;
 /// Longer than any copy here takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Where pages lie: in the order of their blocks at a constant distance, or anywhere.
 const PLACEMENTS: [(&str, bool); 2] = [("scattered", true), ("regular", false)];
-const METHODS: [CopyMethod; 3] = [CopyMethod::Plain, CopyMethod::Rows, CopyMethod::Batch];
+/// Methods measured unless told otherwise.
+pub(crate) const METHODS: [CopyMethod; 4] =
+    [CopyMethod::Plain, CopyMethod::Rows, CopyMethod::Batch, CopyMethod::Kernel];
 
 pub(crate) struct Copies {
     pub(crate) rows: Vec<Value>,
@@ -83,7 +88,7 @@ struct Rig {
 impl Rig {
     fn new(
         driver: &Arc<CudaDriver>,
-        (device, bytes): (u32, usize),
+        (settings, bytes): (&Settings, usize),
         probe: &CudaProbe,
         (fragment, method, scattered): (usize, CopyMethod, bool),
     ) -> Result<Rig, Failure> {
@@ -106,7 +111,12 @@ impl Rig {
         let slot = |block: usize| if scattered { block * stride % blocks } else { block };
         let pairs = (0..blocks).map(|block| (block, slot(block))).collect();
         // Fragments of every size take the method asked for.
-        let config = CudaCopyConfig { method, plain_min_bytes: usize::MAX, ..CudaCopyConfig::new(device) };
+        let config = CudaCopyConfig {
+            method,
+            plain_min_bytes: usize::MAX,
+            kernel_ctas: settings.kernel_ctas,
+            ..CudaCopyConfig::new(settings.device)
+        };
         let engine = CudaCopy::new(driver, config)?;
         engine.handle().register(pool.region());
         let registration = engine.handle().wait_registered(LIMIT);
@@ -176,16 +186,21 @@ pub(crate) fn measure(driver: &Arc<CudaDriver>, settings: &Settings) -> Result<C
     let baseline = Baseline::new(driver, settings.device, settings.bytes)?;
     let mut copies = Copies { rows: Vec::new(), differing_bytes: 0 };
     println!("fragment  placement  method  way      engine GB/s           plain copy GB/s       share");
-    for fragment in FRAGMENTS {
+    for fragment in settings.fragments_kib.iter().map(|kib| kib * KIB) {
         for (placement, scattered) in PLACEMENTS {
-            for method in METHODS {
+            for &method in &settings.methods {
                 // Rows need constant distances.
-                if settings.is_late() || (scattered && method == CopyMethod::Rows) {
+                let unfit = match method {
+                    CopyMethod::Rows => scattered,
+                    CopyMethod::Kernel => fragment > KERNEL_MAX_BYTES,
+                    _ => false,
+                };
+                if settings.is_late() || unfit {
                     continue;
                 }
                 let mut rig = Rig::new(
                     driver,
-                    (settings.device, settings.bytes),
+                    (settings, settings.bytes),
                     &baseline.probe,
                     (fragment, method, scattered),
                 )?;
@@ -206,6 +221,7 @@ pub(crate) fn measure(driver: &Arc<CudaDriver>, settings: &Settings) -> Result<C
                         "placement": placement,
                         "method": format!("{method:?}"),
                         "batch_refusal": rig.engine.handle().batch_refusal().map(|why| why.to_string()),
+                        "kernel_refusal": rig.engine.handle().kernel_refusal().map(|why| why.to_string()),
                         "direction": format!("{direction:?}"),
                         "measured": row,
                     }));
@@ -242,7 +258,7 @@ pub(crate) fn latency(driver: &Arc<CudaDriver>, settings: &Settings) -> Result<V
     let fragment = 64 * KIB;
     let baseline = Baseline::new(driver, settings.device, fragment)?;
     let shape = (fragment, CopyMethod::Plain, false);
-    let mut rig = Rig::new(driver, (settings.device, 2 * fragment), &baseline.probe, shape)?;
+    let mut rig = Rig::new(driver, (settings, 2 * fragment), &baseline.probe, shape)?;
     rig.pairs.truncate(1);
     let mut rows = Vec::new();
     for direction in [Restore, Save] {

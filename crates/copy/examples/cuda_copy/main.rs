@@ -1,7 +1,8 @@
 //! Measures the CUDA copy engine on a real device, beside one plain copy of the same bytes in the same process.
 //!
 //! ```text
-//! cuda_copy OUT.json [--device N] [--mib 256] [--rounds 7] [--seconds 60] [--library libcuda.so.1]
+//! cuda_copy OUT.json [--device N] [--mib 256] [--rounds 7] [--seconds 60] [--fragments-kib 4,16]
+//!           [--methods plain,batch] [--kernel-ctas N] [--library libcuda.so.1]
 //! ```
 //!
 //! Prints a table, writes every figure to OUT.json, and fails if a byte differs after a restore and a save.
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use orbitkv_copy::{CudaDriver, CudaError};
+use orbitkv_copy::{CopyMethod, CudaCopyConfig, CudaDriver, CudaError};
 use serde_json::json;
 
 /// What can stop a measurement.
@@ -28,6 +29,9 @@ pub(crate) struct Settings {
     pub(crate) bytes: usize,
     pub(crate) rounds: usize,
     pub(crate) deadline: Instant,
+    pub(crate) fragments_kib: Vec<usize>,
+    pub(crate) methods: Vec<CopyMethod>,
+    pub(crate) kernel_ctas: u32,
     pub(crate) library: PathBuf,
 }
 
@@ -39,10 +43,12 @@ impl Settings {
 
 fn settings() -> Result<Settings, Failure> {
     let mut arguments = std::env::args().skip(1);
-    let usage =
-        "usage: cuda_copy OUT.json [--device N] [--mib N] [--rounds N] [--seconds N] [--library PATH]";
+    let usage = "usage: cuda_copy OUT.json [--device N] [--mib N] [--rounds N] [--seconds N] [--fragments-kib N,N] \
+                 [--methods NAME,NAME] [--kernel-ctas N] [--library PATH]";
     let out = arguments.next().filter(|out| !out.starts_with('-')).ok_or(usage)?;
     let (mut device, mut mib, mut rounds, mut seconds) = (0, 256, 7, 60);
+    let (mut fragments_kib, mut methods) = (bench::FRAGMENTS_KIB.to_vec(), bench::METHODS.to_vec());
+    let mut kernel_ctas = CudaCopyConfig::new(0).kernel_ctas;
     let mut library = PathBuf::from("libcuda.so.1");
     while let Some(name) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{name} needs a value; {usage}"))?;
@@ -51,6 +57,11 @@ fn settings() -> Result<Settings, Failure> {
             "--mib" => mib = value.parse()?,
             "--rounds" => rounds = value.parse()?,
             "--seconds" => seconds = value.parse()?,
+            "--fragments-kib" => {
+                fragments_kib = value.split(',').map(str::parse).collect::<Result<_, _>>()?;
+            }
+            "--methods" => methods = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
+            "--kernel-ctas" => kernel_ctas = value.parse()?,
             "--library" => library = PathBuf::from(value),
             _ => return Err(format!("{name} is unknown; {usage}").into()),
         }
@@ -59,8 +70,11 @@ fn settings() -> Result<Settings, Failure> {
     if !(16..=4096).contains(&mib) || rounds < 5 || seconds == 0 {
         return Err("use --mib 16 to 4096, --rounds 5 or more, --seconds 1 or more".into());
     }
+    if !fragments_kib.iter().all(|kib| (4..=4096).contains(kib) && kib.is_power_of_two()) {
+        return Err("use --fragments-kib with powers of two from 4 to 4096".into());
+    }
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    Ok(Settings { out: out.into(), device, bytes: mib << 20, rounds, deadline, library })
+    Ok(Settings { out: out.into(), device, bytes: mib << 20, rounds, deadline, fragments_kib, methods, kernel_ctas, library })
 }
 
 fn run() -> Result<u64, Failure> {
@@ -75,6 +89,7 @@ fn run() -> Result<u64, Failure> {
         "batch_form": driver.batch_form().map(|form| format!("{form:?}")),
         "bytes": settings.bytes,
         "rounds": settings.rounds,
+        "kernel_ctas": settings.kernel_ctas,
         "registration": registration,
         "copies": copies.rows,
         "latency": latency,

@@ -3,13 +3,13 @@
 //! Each name is the versioned symbol that the library exports, so one table serves drivers of CUDA 12 and 13. A symbol
 //! that a driver lacks is `None`.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// `CUresult`; 0 is success.
 pub(super) type CuResult = c_int;
 /// `CUdeviceptr`.
 pub(super) type DevicePtr = u64;
-/// `CUcontext`, `CUstream`, `CUevent`: handles that only the driver looks behind.
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`: handles that only the driver looks behind.
 pub(super) type Handle = *mut c_void;
 
 pub(super) const SUCCESS: CuResult = 0;
@@ -75,8 +75,16 @@ pub(super) struct Memcpy2d {
 const _: () = assert!(size_of::<MemcpyAttributes>() == 24 && size_of::<Memcpy2d>() == 128);
 
 /// What an engine does without where it must: a newer driver only makes it faster.
-pub(super) const OPTIONAL: [&CStr; 3] =
-    [c"cuMemcpy2DAsync_v2", c"cuMemcpyBatchAsync", c"cuMemcpyBatchAsync_v2"];
+pub(super) const OPTIONAL: [&CStr; 8] = [
+    c"cuMemcpy2DAsync_v2",
+    c"cuMemcpyBatchAsync",
+    c"cuMemcpyBatchAsync_v2",
+    c"cuMemHostGetDevicePointer_v2",
+    c"cuModuleLoadDataEx",
+    c"cuModuleGetFunction",
+    c"cuModuleUnload",
+    c"cuLaunchKernel",
+];
 
 macro_rules! symbols {
     ($($field:ident = $symbol:literal($($argument:ty),*);)*) => {
@@ -147,5 +155,15 @@ symbols! {
     copy_batch_13 = c"cuMemcpyBatchAsync_v2"(
         *const DevicePtr, *const DevicePtr, *const usize, usize,
         *const MemcpyAttributes, *const usize, usize, Handle
+    );
+    host_device_pointer = c"cuMemHostGetDevicePointer_v2"(*mut DevicePtr, *mut c_void, c_uint);
+    // Options of the compiler: their number, names and values.
+    module_load = c"cuModuleLoadDataEx"(*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
+    module_function = c"cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
+    module_unload = c"cuModuleUnload"(Handle);
+    // The function; the grid, then the block, in x, y and z; shared memory; the stream; addresses of the arguments.
+    launch_kernel = c"cuLaunchKernel"(
+        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle,
+        *mut *mut c_void, *mut *mut c_void
     );
 }

@@ -45,6 +45,8 @@ pub(super) enum Landing {
     Free { slot: usize },
     /// A staged save: the slot holds the bytes of `piece`.
     Drain { slot: usize, piece: Piece },
+    /// A launch of the kernel: its list is no longer read.
+    List { taken: usize },
     /// The end of a step; `whole` if all of it was queued.
     StepEnd { whole: bool },
 }

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use super::active::{Active, InFlight, Landing};
 use super::context::Context;
 use super::error::CudaError;
+use super::kernel::Kernel;
+use super::lists::{Listed, Lists};
 use super::plan::{self, Choice, Op};
 use super::pool::{EventPool, PooledEvent};
 use super::registry::Registry;
@@ -27,6 +29,8 @@ pub(super) struct Tools<'a> {
     pub(super) before_fragment: &'a dyn Fn(CopyDirection, CopyId),
     /// Told when the driver's batch call fails.
     pub(super) refuse_batches: &'a dyn Fn(CudaError),
+    /// Told when a launch of the kernel fails.
+    pub(super) refuse_kernel: &'a dyn Fn(CudaError),
 }
 
 /// Whether a job is queued as far as it will be.
@@ -43,6 +47,8 @@ pub(super) struct Bus {
     way: Way,
     stream: Stream,
     pub(super) staging: Staging,
+    /// `None` where the kernel is not used.
+    lists: Option<Lists>,
     /// In the order of the stream.
     pub(super) in_flight: VecDeque<InFlight>,
     /// Bytes of steps that are queued and have not been reached.
@@ -54,6 +60,7 @@ impl Bus {
         context: &Arc<Context>,
         direction: CopyDirection,
         staging_slot_bytes: usize,
+        kernel: Option<&Arc<Kernel>>,
     ) -> Result<Bus, CudaError> {
         // A request waits for a restore; a save only has to end at some time.
         let (way, urgent) = match direction {
@@ -65,6 +72,7 @@ impl Bus {
             way,
             stream: Stream::create(context, urgent)?,
             staging: Staging::create(context, staging_slot_bytes)?,
+            lists: kernel.map(|kernel| Lists::create(context, kernel)).transpose()?,
             in_flight: VecDeque::new(),
             ahead_bytes: 0,
         })
@@ -142,6 +150,11 @@ impl Bus {
                         called => called?,
                     }
                 }
+                Op::List(listed) => {
+                    if self.issue_list(active, listed, tools)? == Queued::Blocked {
+                        return Ok(Queued::Blocked);
+                    }
+                }
                 Op::Plain(piece) => {
                     active.calls += 1;
                     // SAFETY: as above.
@@ -193,6 +206,47 @@ impl Bus {
         let landing = if called.is_ok() { landing } else { Landing::Free { slot } };
         self.mark(active, 0, landing, pool.take())?;
         Ok(called)
+    }
+
+    /// By the kernel, or in another way where it cannot be used any more.
+    fn issue_list(
+        &mut self,
+        active: &mut Active,
+        listed: Vec<Listed>,
+        tools: &mut Tools<'_>,
+    ) -> Result<Queued, CudaError> {
+        let usable = tools.choice.kernel_below_bytes > 0;
+        let Some(lists) = self.lists.as_mut().filter(|_| usable) else {
+            active.ops.extend(plan::unlisted(&listed, tools.choice));
+            return Ok(Queued::Whole);
+        };
+        let Some(list) = lists.put(self.way, &listed) else {
+            active.ops.push_front(Op::List(listed));
+            return Ok(Queued::Blocked);
+        };
+        active.calls += 1;
+        // SAFETY: the job is in its gate until an event recorded after this call is complete, and the list is given
+        // back when the one recorded next is.
+        let launched = unsafe { lists.launch(self.stream.handle(), &list) };
+        // Where the call failed nobody knows who reads the list, so it waits for the stream all the same.
+        self.mark(active, 0, Landing::List { taken: list.taken }, tools.pool.take())?;
+        match launched {
+            Err(error) if !error.is_sticky() => {
+                // Whatever part of it was queued is queued again, with the same bytes.
+                tools.choice.kernel_below_bytes = 0;
+                (tools.refuse_kernel)(error);
+                active.ops.extend(plan::unlisted(&listed, tools.choice));
+            }
+            launched => launched?,
+        }
+        Ok(Queued::Whole)
+    }
+
+    /// The oldest list has been read.
+    pub(super) fn give_back_list(&mut self, taken: usize) {
+        if let Some(lists) = &mut self.lists {
+            lists.give_back(taken);
+        }
     }
 
     /// Queues the end of the step.

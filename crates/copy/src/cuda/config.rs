@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::error::CudaError;
+use super::kernel_test::KernelRefusal;
 use super::plan::CopyMethod;
 use super::self_test::BatchRefusal;
 use crate::Waker;
@@ -12,6 +13,9 @@ const MIB: usize = 1 << 20;
 
 /// Called once, on the thread that makes the engine or on one of the engine's, when batches are not or no longer used.
 pub type BatchNotice = Arc<dyn Fn(&BatchRefusal) + Send + Sync>;
+
+/// The same of the copy kernel.
+pub type KernelNotice = Arc<dyn Fn(&KernelRefusal) + Send + Sync>;
 
 /// Settings of a [`super::CudaCopy`]: `CudaCopyConfig { max_jobs: 8, ..CudaCopyConfig::new(0) }`.
 #[derive(Clone)]
@@ -26,6 +30,10 @@ pub struct CudaCopyConfig {
     pub method: CopyMethod,
     /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
     pub batch_max_descriptors: usize,
+    /// With [`CopyMethod::Auto`], smaller fragments in registered memory are copied by the kernel.
+    pub kernel_below_bytes: usize,
+    /// Thread blocks of 256 that the kernel runs with, 1 to 64.
+    pub kernel_ctas: u32,
     /// From this size on a fragment is copied by a call of its own, which then costs less than it moves: on an H200
     /// fragments of 1 MiB reach 0.84 to 0.88 of a plain copy's speed so, and 0.96 to 0.98 in batches; of 4 MiB both
     /// are alike.
@@ -42,6 +50,8 @@ pub struct CudaCopyConfig {
     pub drop_wait_ms: u64,
     /// Told why batches are not used.
     pub batch_notice: Option<BatchNotice>,
+    /// Told why the kernel is not used.
+    pub kernel_notice: Option<KernelNotice>,
     /// Called before each job's first copy is queued, while an abort still stops it whole.
     #[cfg(feature = "test-hooks")]
     pub before_fragment: Option<crate::BeforeFragment>,
@@ -63,6 +73,8 @@ impl CudaCopyConfig {
             waker: None,
             method: CopyMethod::Auto,
             batch_max_descriptors: 512,
+            kernel_below_bytes: 64 << 10,
+            kernel_ctas: 16,
             plain_min_bytes: 4 * MIB,
             max_ahead_bytes: 1024 * MIB,
             staging_slot_bytes: 2 * MIB,
@@ -70,6 +82,7 @@ impl CudaCopyConfig {
             poll_us: 50,
             drop_wait_ms: 10_000,
             batch_notice: None,
+            kernel_notice: None,
             #[cfg(feature = "test-hooks")]
             before_fragment: None,
         }
@@ -86,6 +99,12 @@ impl CudaCopyConfig {
                 self.batch_max_descriptors,
                 (1..=512).contains(&self.batch_max_descriptors),
                 "1 to 512",
+            ),
+            (
+                "kernel_ctas",
+                self.kernel_ctas as usize,
+                (1..=64).contains(&self.kernel_ctas),
+                "1 to 64",
             ),
             ("max_ahead_bytes", self.max_ahead_bytes, self.max_ahead_bytes > 0, "at least 1"),
             ("staging_slot_bytes", self.staging_slot_bytes, sizes(self.staging_slot_bytes), wants_pages),

@@ -93,6 +93,24 @@ impl Context {
         unsafe { call!(self.driver, host_unregister, "cuMemHostUnregister", start.cast()) }
     }
 
+    /// The address under which the device reaches registered host memory.
+    pub(super) fn device_pointer(&self, start: *mut u8) -> Result<DevicePtr, CudaError> {
+        let _entered = self.enter()?;
+        let mut device = 0;
+        // SAFETY: a place for an address; the other one is looked up among the registrations.
+        unsafe {
+            call!(
+                self.driver,
+                host_device_pointer,
+                "cuMemHostGetDevicePointer",
+                &raw mut device,
+                start.cast(),
+                0
+            )
+        }?;
+        Ok(device)
+    }
+
     /// Orders all later work of `stream` after what was before `event`'s last record. Without a record it does
     /// nothing, and says so to nobody.
     pub(super) fn wait(&self, stream: CudaStreamHandle, event: &Event) -> Result<(), CudaError> {

@@ -102,6 +102,15 @@ impl CudaDriver {
         self.table.copy_rows.is_some()
     }
 
+    /// Whether it has all that a kernel of ours needs.
+    pub(super) fn has_kernels(&self) -> bool {
+        let table = &self.table;
+        let module = table.module_load.is_some()
+            && table.module_function.is_some()
+            && table.module_unload.is_some();
+        module && table.launch_kernel.is_some() && table.host_device_pointer.is_some()
+    }
+
     /// Keeps what this thread does out of the graph captures of others, until the guard is dropped.
     ///
     /// Serving engines capture graphs in the mode in which a call like `cuMemHostRegister` or `cuEventQuery` on any

@@ -78,6 +78,7 @@ fn meaning(code: i32) -> &'static str {
         100 => "no CUDA device: check CUDA_VISIBLE_DEVICES",
         101 => "no such device: check the device index and CUDA_VISIBLE_DEVICES",
         201 | 709 => "the context is gone: restart the serving engine",
+        209 | 218 | 221 | 222 => "the driver cannot compile the kernel for this device",
         214 | 220 | 226 => "the hardware reports an error: see nvidia-smi -q and the kernel log",
         700..=723 if code != 712 && code != 713 => "the context is lost: restart the serving engine",
         712 => "the memory is already registered",

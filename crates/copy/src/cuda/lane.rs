@@ -8,6 +8,7 @@ use super::active::{Active, InFlight, Landing};
 use super::bus::{Bus, Queued, Tools};
 use super::context::Context;
 use super::error::CudaError;
+use super::kernel::Kernel;
 use crate::{CopyDirection, CopyDone, CopyFailure};
 
 pub(super) struct Lane {
@@ -21,8 +22,9 @@ impl Lane {
         context: &Arc<Context>,
         direction: CopyDirection,
         staging_slot_bytes: usize,
+        kernel: Option<&Arc<Kernel>>,
     ) -> Result<Lane, CudaError> {
-        let bus = Bus::create(context, direction, staging_slot_bytes)?;
+        let bus = Bus::create(context, direction, staging_slot_bytes, kernel)?;
         Ok(Lane { direction, jobs: VecDeque::new(), bus })
     }
 
@@ -75,6 +77,7 @@ impl Lane {
                 }
                 self.bus.staging.give_back(slot);
             }
+            Landing::List { taken } => self.bus.give_back_list(taken),
             Landing::StepEnd { whole } => {
                 let job = self.jobs.iter_mut().find(|active| active.job.id() == id);
                 debug_assert!(job.is_some(), "a job stays until its last step has landed");

@@ -19,8 +19,11 @@ mod config;
 mod context;
 mod driver;
 mod error;
+mod kernel;
+mod kernel_test;
 mod lane;
 mod layers;
+mod lists;
 mod order;
 mod plan;
 mod pool;
@@ -42,18 +45,20 @@ use crate::engine::admit;
 use crate::{CopyDirection, CopyDone, CopyEngine, CopyError, CopyJob, Refused};
 
 use context::Context;
+use kernel::Kernel;
 use lane::Lane;
 use plan::Choice;
 use worker::{Shared, Worker};
 
-pub use config::{BatchNotice, CudaCopyConfig};
+pub use config::{BatchNotice, CudaCopyConfig, KernelNotice};
 pub use context::CudaStreamHandle;
 pub use driver::{BatchForm, CudaDriver};
 pub use error::CudaError;
+pub use kernel_test::KernelRefusal;
 pub(crate) use layers::Layers;
 pub use layers::{LayerEvents, LayerWait};
 pub use order::StreamOrder;
-pub use plan::CopyMethod;
+pub use plan::{CopyMethod, UnknownMethod};
 pub(crate) use pool::PooledEvent;
 #[cfg(feature = "test-hooks")]
 pub use probe::{CudaProbe, ProbeMemory};
@@ -83,15 +88,17 @@ impl CudaCopy {
         let context = Context::retain(driver, config.device)?;
         let (slot_bytes, method) = (config.staging_slot_bytes, config.method);
         let shared = Arc::new(Shared::new(context.clone(), config));
+        let kernel = shared.allow_kernel();
         let choice = Choice {
             method,
             batch: shared.allow_batches(),
+            kernel_below_bytes: kernel.as_ref().map_or(0, |_| shared.kernel_below_bytes()),
             rows: driver.has_rows(),
             batch_max_descriptors: shared.config.batch_max_descriptors,
             plain_min_bytes: shared.config.plain_min_bytes,
             staging_bytes: slot_bytes,
         };
-        let lane = |direction| Lane::create(&context, direction, slot_bytes);
+        let lane = |direction| Lane::create(&context, direction, slot_bytes, kernel.as_ref());
         let lanes = [lane(CopyDirection::Restore)?, lane(CopyDirection::Save)?];
         let worker = Worker { shared: shared.clone(), lanes, choice };
         let mut engine = CudaCopy { shared: shared.clone(), worker: None, registrar: None };
@@ -130,6 +137,27 @@ impl Shared {
                 false
             }
         }
+    }
+
+    /// Below which size the kernel is wanted.
+    fn kernel_below_bytes(&self) -> usize {
+        match self.config.method {
+            CopyMethod::Auto => self.config.kernel_below_bytes,
+            CopyMethod::Kernel => self.config.plain_min_bytes,
+            CopyMethod::Plain | CopyMethod::Rows | CopyMethod::Batch => 0,
+        }
+    }
+
+    /// The kernel, if it is wanted and works.
+    fn allow_kernel(&self) -> Option<Arc<Kernel>> {
+        let tried = if self.kernel_below_bytes() == 0 {
+            Err(KernelRefusal::Configured)
+        } else if !self.context.driver().has_kernels() {
+            Err(KernelRefusal::Missing)
+        } else {
+            kernel_test::run(&self.context, self.config.kernel_ctas)
+        };
+        tried.inspect_err(|refusal| self.refuse_kernel(refusal)).ok()
     }
 }
 
@@ -234,6 +262,12 @@ impl CudaHandle {
     #[must_use]
     pub fn batch_refusal(&self) -> Option<BatchRefusal> {
         self.shared.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Why the copy kernel is not used; `None` while it is.
+    #[must_use]
+    pub fn kernel_refusal(&self) -> Option<KernelRefusal> {
+        self.shared.kernel_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Whether the device is lost. Nothing is taken any more then.

@@ -1,8 +1,12 @@
 //! Which calls of the driver carry a step out.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
+use super::abi::DevicePtr;
+use super::lists::{Listed, MAX_ENTRIES};
 use super::registry::{Chunk, Registry, Span};
 use super::stream::{Piece, Rows};
 use crate::{CopyDirection, Step};
@@ -24,6 +28,42 @@ pub enum CopyMethod {
     Rows,
     /// In batches, else one by one.
     Batch,
+    /// By a kernel that reads and writes registered memory, else one by one.
+    Kernel,
+}
+
+impl CopyMethod {
+    const ALL: [(CopyMethod, &str); 5] = [
+        (CopyMethod::Auto, "auto"),
+        (CopyMethod::Plain, "plain"),
+        (CopyMethod::Rows, "rows"),
+        (CopyMethod::Batch, "batch"),
+        (CopyMethod::Kernel, "kernel"),
+    ];
+}
+
+impl fmt::Display for CopyMethod {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = CopyMethod::ALL.into_iter().find(|(method, _)| method == self);
+        out.pad(named.map_or("", |(_, name)| name))
+    }
+}
+
+/// A name that is none of the methods'.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is no copy method: use auto, plain, rows, batch or kernel")]
+pub struct UnknownMethod {
+    /// What was given.
+    pub name: String,
+}
+
+impl FromStr for CopyMethod {
+    type Err = UnknownMethod;
+
+    fn from_str(name: &str) -> Result<CopyMethod, UnknownMethod> {
+        let named = CopyMethod::ALL.into_iter().find(|(_, known)| *known == name);
+        named.map(|(method, _)| method).ok_or_else(|| UnknownMethod { name: name.to_owned() })
+    }
 }
 
 /// What the planner may use.
@@ -33,6 +73,8 @@ pub(super) struct Choice {
     pub(super) batch: bool,
     pub(super) rows: bool,
     pub(super) batch_max_descriptors: usize,
+    /// Smaller pieces go by the kernel; 0 where it is not used.
+    pub(super) kernel_below_bytes: usize,
     pub(super) plain_min_bytes: usize,
     pub(super) staging_bytes: usize,
 }
@@ -43,6 +85,8 @@ pub(super) enum Op {
     Plain(Piece),
     Rows(Rows),
     Batch(Vec<Piece>),
+    /// By the kernel.
+    List(Vec<Listed>),
     /// Through the staging buffer: the host's side is not registered.
     Staged(Piece),
 }
@@ -52,6 +96,8 @@ pub(super) enum Op {
 pub(super) struct Pinned {
     pub(super) piece: Piece,
     pub(super) chunk: usize,
+    /// Where the device sees the host's side.
+    pub(super) host_on_device: Option<DevicePtr>,
 }
 
 /// Cuts a step where registrations begin and end. `pins` collects the chunks, which stay registered while it lives.
@@ -74,12 +120,13 @@ pub(super) fn cut(
             let piece = |bytes| Piece { host, device: device as u64, bytes };
             match registry.span(host.addr(), rest.bytes()) {
                 Span::Pinned(bytes, chunk) => {
+                    let host_on_device = chunk.device_address(host.addr());
                     let known = pins.iter().rposition(|pin| Arc::ptr_eq(pin, &chunk));
                     let chunk = known.unwrap_or_else(|| {
                         pins.push(chunk);
                         pins.len() - 1
                     });
-                    pinned.push(Pinned { piece: piece(bytes), chunk });
+                    pinned.push(Pinned { piece: piece(bytes), chunk, host_on_device });
                     offset += bytes;
                 }
                 Span::Pageable(bytes) => {
@@ -114,6 +161,7 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
     let (large, small): (Vec<_>, Vec<_>) =
         pieces.into_iter().partition(|pinned| pinned.piece.bytes >= choice.plain_min_bytes);
     let mut ops: VecDeque<Op> = large.into_iter().map(|pinned| Op::Plain(pinned.piece)).collect();
+    let small = lists(small, choice, &mut ops);
     let wants_batch = matches!(choice.method, CopyMethod::Auto | CopyMethod::Batch) && choice.batch;
     let wants_rows = matches!(choice.method, CopyMethod::Auto | CopyMethod::Rows) && choice.rows;
     if wants_batch && small.len() >= MIN_GROUP {
@@ -126,6 +174,38 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
         ops.extend(small.into_iter().map(|pinned| Op::Plain(pinned.piece)));
     }
     ops
+}
+
+/// Takes out what goes by the kernel, and returns the rest.
+fn lists(pieces: Vec<Pinned>, choice: &Choice, ops: &mut VecDeque<Op>) -> Vec<Pinned> {
+    let fits =
+        |pinned: &Pinned| pinned.host_on_device.is_some() && pinned.piece.bytes < choice.kernel_below_bytes;
+    if pieces.iter().filter(|pinned| fits(pinned)).count() < MIN_GROUP {
+        return pieces;
+    }
+    let (mut listed, mut rest) = (Vec::with_capacity(pieces.len()), Vec::new());
+    for pinned in pieces {
+        match pinned.host_on_device {
+            Some(host_on_device) if fits(&pinned) => {
+                listed.push(Listed { piece: pinned.piece, host_on_device });
+            }
+            _ => rest.push(pinned),
+        }
+    }
+    // The kernel cuts all pieces of a list as often as the longest, so those of a list should be alike.
+    listed.sort_by_key(|listed| listed.piece.bytes);
+    ops.extend(listed.chunks(MAX_ENTRIES).map(|group| Op::List(group.to_vec())));
+    rest
+}
+
+/// The calls for pieces that the kernel was to copy and cannot.
+pub(super) fn unlisted(listed: &[Listed], choice: &Choice) -> Vec<Op> {
+    let pieces: Vec<Piece> = listed.iter().map(|listed| listed.piece).collect();
+    if choice.batch && pieces.len() >= MIN_GROUP {
+        pieces.chunks(choice.batch_max_descriptors).map(|group| Op::Batch(group.to_vec())).collect()
+    } else {
+        pieces.into_iter().map(Op::Plain).collect()
+    }
 }
 
 /// Groups neighbours at constant distances.
@@ -168,11 +248,15 @@ fn pitches(first: Pinned, second: Pinned) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
+    /// Where the device sees the first byte of the host.
+    const HOST_ON_DEVICE: u64 = 1 << 40;
+
     const CHOICE: Choice = Choice {
         method: CopyMethod::Auto,
         batch: true,
         rows: true,
         batch_max_descriptors: 512,
+        kernel_below_bytes: 0,
         plain_min_bytes: 1 << 20,
         staging_bytes: 1 << 20,
     };
@@ -181,7 +265,8 @@ mod tests {
     fn pieces(places: &[(usize, u64)], bytes: usize) -> Vec<Pinned> {
         let at = |(host, device): &(usize, u64)| {
             let host = std::ptr::without_provenance_mut(*host);
-            Pinned { piece: Piece { host, device: *device, bytes }, chunk: 0 }
+            let piece = Piece { host, device: *device, bytes };
+            Pinned { piece, chunk: 0, host_on_device: Some(host.addr() as u64 + HOST_ON_DEVICE) }
         };
         places.iter().map(at).collect()
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use orbitkv_shm::Region;
 
+use super::abi::DevicePtr;
 use super::context::Context;
 use super::error::CudaError;
 
@@ -29,6 +30,8 @@ pub(super) struct Chunk {
     context: Arc<Context>,
     offset: usize,
     bytes: usize,
+    /// Where the device sees the first byte; `None` where the driver does not say.
+    device_start: Option<DevicePtr>,
     /// Keeps the range mapped.
     region: Arc<Region>,
 }
@@ -43,7 +46,13 @@ impl Chunk {
         let start = region.as_ptr().wrapping_add(offset);
         // SAFETY: the range is inside the region, which the chunk keeps mapped until it is unregistered.
         unsafe { context.register(start, bytes) }?;
-        Ok(Arc::new(Chunk { context: context.clone(), offset, bytes, region: region.clone() }))
+        let device_start = context.device_pointer(start).ok();
+        Ok(Arc::new(Chunk { context: context.clone(), offset, bytes, device_start, region: region.clone() }))
+    }
+
+    /// Where the device sees the byte at `address`, which lies in the chunk.
+    pub(super) fn device_address(&self, address: usize) -> Option<DevicePtr> {
+        self.device_start.map(|start| start + (address - self.start().addr()) as u64)
     }
 
     fn start(&self) -> *mut u8 {

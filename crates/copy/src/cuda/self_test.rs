@@ -14,7 +14,7 @@ const COPY_BYTES: usize = 512;
 /// The batch call has hung when it was repeated, so once is not enough.
 const ROUNDS: usize = 16;
 /// Longer than a device that is busy with a model takes.
-const LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
 
 /// Why batches are not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +91,11 @@ fn exchange(
         stream.copy_batch(Way::ToHost, &back)?;
     }
     context.record(event, stream.handle())?;
+    ends(event)
+}
+
+/// Whether `event` is complete within the limit.
+pub(super) fn ends(event: &Event) -> Result<bool, CudaError> {
     let start = Instant::now();
     while !event.is_complete()? {
         if start.elapsed() > LIMIT {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use orbitkv_shm::Segment;
 
+use super::abi::DevicePtr;
 use super::context::Context;
 use super::error::CudaError;
 
@@ -37,6 +38,11 @@ impl Registered {
 
     pub(super) fn start(&self) -> *mut u8 {
         self.segment.region().as_ptr()
+    }
+
+    /// Where the device sees `start`.
+    pub(super) fn device_start(&self) -> Result<DevicePtr, CudaError> {
+        self.context.device_pointer(self.start())
     }
 }
 

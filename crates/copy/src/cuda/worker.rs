@@ -15,6 +15,7 @@ use super::lane::Lane;
 use super::plan::Choice;
 use super::pool::EventPool;
 use super::registry::Registry;
+use super::kernel_test::KernelRefusal;
 use super::self_test::BatchRefusal;
 use crate::{CopyDirection, CopyDone, CopyFailure, CopyId, CopyJob};
 
@@ -28,6 +29,7 @@ pub(super) struct Shared {
     pub(super) registry: Registry,
     pub(super) config: CudaCopyConfig,
     pub(super) refusal: Mutex<Option<BatchRefusal>>,
+    pub(super) kernel_refusal: Mutex<Option<KernelRefusal>>,
     queue: Mutex<Queue>,
     /// Signalled when a job comes, and when the engine is dropped.
     work: Condvar,
@@ -48,7 +50,8 @@ impl Shared {
     pub(super) fn new(context: Arc<Context>, config: CudaCopyConfig) -> Shared {
         let registry = Registry::new(&context, config.register_chunk_bytes);
         let (pool, queue) = (EventPool::new(&context), Mutex::new(Queue::default()));
-        Shared { context, pool, registry, config, refusal: Mutex::new(None), queue, work: Condvar::new() }
+        let (refusal, kernel_refusal) = (Mutex::new(None), Mutex::new(None));
+        Shared { context, pool, registry, config, refusal, kernel_refusal, queue, work: Condvar::new() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -63,6 +66,14 @@ impl Shared {
     pub(super) fn refuse_batches(&self, refusal: &BatchRefusal) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal.clone());
         if let Some(notice) = &self.config.batch_notice {
+            let _ = catch_unwind(AssertUnwindSafe(|| notice(refusal)));
+        }
+    }
+
+    /// The same of the kernel.
+    pub(super) fn refuse_kernel(&self, refusal: &KernelRefusal) {
+        *self.kernel_refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal.clone());
+        if let Some(notice) = &self.config.kernel_notice {
             let _ = catch_unwind(AssertUnwindSafe(|| notice(refusal)));
         }
     }
@@ -183,6 +194,7 @@ impl Worker {
             max_ahead_bytes: shared.config.max_ahead_bytes,
             before_fragment: &|direction, id| shared.before_fragment(direction, id),
             refuse_batches: &|error| shared.refuse_batches(&BatchRefusal::Failed(error)),
+            refuse_kernel: &|error| shared.refuse_kernel(&KernelRefusal::Failed(error)),
         };
         for lane in &mut self.lanes {
             lane.land()?;
