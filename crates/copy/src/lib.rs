@@ -23,8 +23,8 @@ mod sync;
 pub use crc::{Crc64, crc64, crc64_sources, page_crc64};
 pub use cuda::{
     BatchForm, BatchNotice, BatchRefusal, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError,
-    CudaHandle, CudaStreamHandle, KernelNotice, KernelRefusal, LayerEvents, LayerWait, Registration, StreamOrder,
-    UnknownMethod,
+    CudaHandle, CudaStreamHandle, KernelNotice, KernelRefusal, LayerEvents, LayerWait, Registration,
+    StreamOrder, UnknownMethod,
 };
 #[cfg(feature = "test-hooks")]
 pub use cuda::{CudaProbe, ProbeMemory};

@@ -39,7 +39,7 @@ fn for_each_engine(check: impl Fn(&mut dyn CopyEngine, &mut dyn FnMut())) {
         now_us += 5;
         clock.advance(now_us);
     });
-    for method in [CopyMethod::Plain, CopyMethod::Rows, CopyMethod::Batch] {
+    for method in [CopyMethod::Plain, CopyMethod::Rows, CopyMethod::Batch, CopyMethod::Kernel] {
         let (mut engine, handle) = cuda(method);
         // Pages that are not registered go through staging slots, far smaller than some of the fragments.
         check(&mut engine, &mut || std::thread::sleep(BRIEF));
@@ -65,6 +65,7 @@ fn cuda(method: CopyMethod) -> (CudaCopy, CudaHandle) {
     let engine = CudaCopy::new(&driver, config).unwrap();
     let handle = engine.handle();
     assert_eq!(handle.batch_refusal().is_none(), method == CopyMethod::Batch);
+    assert_eq!(handle.kernel_refusal().is_none(), method == CopyMethod::Kernel);
     (engine, handle)
 }
 

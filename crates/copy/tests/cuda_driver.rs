@@ -11,7 +11,7 @@ use orbitkv_copy::CopyDirection::{Restore, Save};
 use orbitkv_copy::{BatchForm, BatchRefusal, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError};
 use orbitkv_fake_cuda::Fake;
 
-use device::{DEVICE_BYTE, DeviceWorld, POOL_BYTE, SMALL};
+use device::{DEVICE_BYTE, DeviceWorld, POOL_BYTE, SMALL, without_kernel};
 
 const BATCH_12: &std::ffi::CStr = c"cuMemcpyBatchAsync";
 const BATCH_13: &std::ffi::CStr = c"cuMemcpyBatchAsync_v2";
@@ -82,6 +82,8 @@ fn settings_that_cannot_work_are_refused() {
         CudaCopyConfig { max_jobs: 0, ..good() },
         CudaCopyConfig { batch_max_descriptors: 0, ..good() },
         CudaCopyConfig { batch_max_descriptors: 513, ..good() },
+        CudaCopyConfig { kernel_ctas: 0, ..good() },
+        CudaCopyConfig { kernel_ctas: 65, ..good() },
         CudaCopyConfig { staging_slot_bytes: 4097, ..good() },
         CudaCopyConfig { register_chunk_bytes: 512 << 20, ..good() },
     ] {
@@ -96,7 +98,7 @@ fn both_forms_of_the_batch_call_work() {
     for (hidden, form) in [(BATCH_12, BatchForm::Cuda13), (BATCH_13, BatchForm::Cuda12)] {
         let driver = CudaDriver::load_without(fake.path(), &[hidden]).unwrap();
         assert_eq!(driver.batch_form(), Some(form));
-        let mut world = DeviceWorld::on(&driver, fake.device(), SMALL, |config, _| config);
+        let mut world = DeviceWorld::on(&driver, fake.device(), SMALL, |config, _| without_kernel(config));
         assert_eq!(world.handle.batch_refusal(), None);
         world.register();
         let before = world.fake.stats();
@@ -119,7 +121,7 @@ fn a_driver_without_batches_copies_rows_and_says_so_once() {
     let heard = said.clone();
     let mut world = DeviceWorld::on(&driver, fake.device(), SMALL, |config, _| CudaCopyConfig {
         batch_notice: Some(Arc::new(move |refusal| heard.lock().unwrap().push(refusal.clone()))),
-        ..config
+        ..without_kernel(config)
     });
     world.register();
     world.submit(world.job(1, Save, &[0, 1, 2, 3]));
@@ -136,7 +138,7 @@ fn a_driver_without_batches_copies_rows_and_says_so_once() {
 fn batches_that_fail_the_self_test_are_not_used() {
     let mut world = DeviceWorld::with(SMALL, |config, fake| {
         fake.fail("cuMemcpyBatchAsync", 3, 1);
-        config
+        without_kernel(config)
     });
     assert!(matches!(world.handle.batch_refusal(), Some(BatchRefusal::Failed(_))));
     world.register();
@@ -152,7 +154,7 @@ fn batches_that_fail_the_self_test_are_not_used() {
 fn batches_that_deliver_wrong_bytes_are_not_used() {
     let mut world = DeviceWorld::with(SMALL, |config, fake| {
         fake.exchange_in_batches();
-        config
+        without_kernel(config)
     });
     // There and back, two copies each: those in the middle are wrong twice, in another place.
     let refusal = world.handle.batch_refusal();
@@ -171,7 +173,7 @@ fn batches_that_fail_later_are_done_again_one_by_one() {
     let heard = said.clone();
     let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig {
         batch_notice: Some(Arc::new(move |_| *heard.lock().unwrap() += 1)),
-        ..config
+        ..without_kernel(config)
     });
     world.register();
     assert_eq!(world.handle.batch_refusal(), None);
@@ -187,24 +189,29 @@ fn batches_that_fail_later_are_done_again_one_by_one() {
 
 #[test]
 fn the_method_asked_for_is_used_and_large_fragments_go_alone() {
-    for (method, batches, rows, plain) in [
-        (CopyMethod::Plain, 0, 0, 12),
-        (CopyMethod::Rows, 0, 3, 0),
-        (CopyMethod::Batch, 3, 0, 0),
-        (CopyMethod::Auto, 3, 0, 0),
-    ] {
-        let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { method, ..config });
+    let kernel_below = [(4097, (3, 0, 0, 0)), (4096, (0, 3, 0, 0)), (0, (0, 3, 0, 0))];
+    let auto = kernel_below.map(|(bytes, calls)| (CopyMethod::Auto, bytes, calls));
+    let asked = [
+        (CopyMethod::Plain, 4097, (0, 0, 0, 12)),
+        (CopyMethod::Rows, 4097, (0, 0, 3, 0)),
+        (CopyMethod::Batch, 4097, (0, 3, 0, 0)),
+        (CopyMethod::Kernel, 0, (3, 0, 0, 0)),
+    ];
+    for (method, kernel_below_bytes, calls) in auto.into_iter().chain(asked) {
+        let mut world =
+            DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { method, kernel_below_bytes, ..config });
         world.register();
         let before = world.fake.stats();
         world.submit(world.job(1, Save, &[0, 1, 2, 3]));
         world.drain(1);
         let after = world.fake.stats();
         let made = (
+            after.launches - before.launches,
             after.batch_calls - before.batch_calls,
             after.row_copies - before.row_copies,
             after.plain_copies - before.plain_copies,
         );
-        assert_eq!(made, (batches, rows, plain), "{method:?}");
+        assert_eq!(made, calls, "{method}, kernel below {kernel_below_bytes}");
     }
     let mut world = DeviceWorld::with(SMALL, |config, _| CudaCopyConfig { plain_min_bytes: 4096, ..config });
     world.register();

@@ -74,7 +74,17 @@ fn settings() -> Result<Settings, Failure> {
         return Err("use --fragments-kib with powers of two from 4 to 4096".into());
     }
     let deadline = Instant::now() + Duration::from_secs(seconds);
-    Ok(Settings { out: out.into(), device, bytes: mib << 20, rounds, deadline, fragments_kib, methods, kernel_ctas, library })
+    Ok(Settings {
+        out: out.into(),
+        device,
+        bytes: mib << 20,
+        rounds,
+        deadline,
+        fragments_kib,
+        methods,
+        kernel_ctas,
+        library,
+    })
 }
 
 fn run() -> Result<u64, Failure> {

@@ -5,11 +5,12 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::active::{Active, InFlight, Landing};
+use super::choice::Choice;
 use super::context::Context;
 use super::error::CudaError;
 use super::kernel::Kernel;
 use super::lists::{Listed, Lists};
-use super::plan::{self, Choice, Op};
+use super::plan::{self, Op};
 use super::pool::{EventPool, PooledEvent};
 use super::registry::Registry;
 use super::staging::Staging;
@@ -215,8 +216,7 @@ impl Bus {
         listed: Vec<Listed>,
         tools: &mut Tools<'_>,
     ) -> Result<Queued, CudaError> {
-        let usable = tools.choice.kernel_below_bytes > 0;
-        let Some(lists) = self.lists.as_mut().filter(|_| usable) else {
+        let Some(lists) = self.lists.as_mut().filter(|_| tools.choice.kernel) else {
             active.ops.extend(plan::unlisted(&listed, tools.choice));
             return Ok(Queued::Whole);
         };
@@ -233,7 +233,7 @@ impl Bus {
         match launched {
             Err(error) if !error.is_sticky() => {
                 // Whatever part of it was queued is queued again, with the same bytes.
-                tools.choice.kernel_below_bytes = 0;
+                tools.choice.kernel = false;
                 (tools.refuse_kernel)(error);
                 active.ops.extend(plan::unlisted(&listed, tools.choice));
             }

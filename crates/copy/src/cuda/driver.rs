@@ -105,9 +105,8 @@ impl CudaDriver {
     /// Whether it has all that a kernel of ours needs.
     pub(super) fn has_kernels(&self) -> bool {
         let table = &self.table;
-        let module = table.module_load.is_some()
-            && table.module_function.is_some()
-            && table.module_unload.is_some();
+        let module =
+            table.module_load.is_some() && table.module_function.is_some() && table.module_unload.is_some();
         module && table.launch_kernel.is_some() && table.host_device_pointer.is_some()
     }
 

@@ -177,7 +177,8 @@ impl Bench {
                 device[device_at + offset] = value;
             }
         }
-        let count = |expected: &[u8], found: &[u8]| expected.iter().zip(found).filter(|(a, b)| a != b).count();
+        let count =
+            |expected: &[u8], found: &[u8]| expected.iter().zip(found).filter(|(a, b)| a != b).count();
         count(&target, self.image(Image::Target)) + count(&device, self.image(Image::Device))
     }
 }

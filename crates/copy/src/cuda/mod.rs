@@ -15,6 +15,7 @@ mod abi;
 mod active;
 mod bus;
 mod call;
+mod choice;
 mod config;
 mod context;
 mod driver;
@@ -44,12 +45,13 @@ use orbitkv_shm::Region;
 use crate::engine::admit;
 use crate::{CopyDirection, CopyDone, CopyEngine, CopyError, CopyJob, Refused};
 
+use choice::Choice;
 use context::Context;
 use kernel::Kernel;
 use lane::Lane;
-use plan::Choice;
 use worker::{Shared, Worker};
 
+pub use choice::{CopyMethod, UnknownMethod};
 pub use config::{BatchNotice, CudaCopyConfig, KernelNotice};
 pub use context::CudaStreamHandle;
 pub use driver::{BatchForm, CudaDriver};
@@ -58,7 +60,6 @@ pub use kernel_test::KernelRefusal;
 pub(crate) use layers::Layers;
 pub use layers::{LayerEvents, LayerWait};
 pub use order::StreamOrder;
-pub use plan::{CopyMethod, UnknownMethod};
 pub(crate) use pool::PooledEvent;
 #[cfg(feature = "test-hooks")]
 pub use probe::{CudaProbe, ProbeMemory};
@@ -86,18 +87,10 @@ impl CudaCopy {
         config.check()?;
         let _relaxed = driver.relax_captures()?;
         let context = Context::retain(driver, config.device)?;
-        let (slot_bytes, method) = (config.staging_slot_bytes, config.method);
+        let slot_bytes = config.staging_slot_bytes;
         let shared = Arc::new(Shared::new(context.clone(), config));
         let kernel = shared.allow_kernel();
-        let choice = Choice {
-            method,
-            batch: shared.allow_batches(),
-            kernel_below_bytes: kernel.as_ref().map_or(0, |_| shared.kernel_below_bytes()),
-            rows: driver.has_rows(),
-            batch_max_descriptors: shared.config.batch_max_descriptors,
-            plain_min_bytes: shared.config.plain_min_bytes,
-            staging_bytes: slot_bytes,
-        };
+        let choice = Choice::new(&shared.config, kernel.is_some(), shared.allow_batches(), driver.has_rows());
         let lane = |direction| Lane::create(&context, direction, slot_bytes, kernel.as_ref());
         let lanes = [lane(CopyDirection::Restore)?, lane(CopyDirection::Save)?];
         let worker = Worker { shared: shared.clone(), lanes, choice };
@@ -139,18 +132,9 @@ impl Shared {
         }
     }
 
-    /// Below which size the kernel is wanted.
-    fn kernel_below_bytes(&self) -> usize {
-        match self.config.method {
-            CopyMethod::Auto => self.config.kernel_below_bytes,
-            CopyMethod::Kernel => self.config.plain_min_bytes,
-            CopyMethod::Plain | CopyMethod::Rows | CopyMethod::Batch => 0,
-        }
-    }
-
     /// The kernel, if it is wanted and works.
     fn allow_kernel(&self) -> Option<Arc<Kernel>> {
-        let tried = if self.kernel_below_bytes() == 0 {
+        let tried = if !Choice::wants_kernel(&self.config) {
             Err(KernelRefusal::Configured)
         } else if !self.context.driver().has_kernels() {
             Err(KernelRefusal::Missing)
@@ -268,6 +252,14 @@ impl CudaHandle {
     #[must_use]
     pub fn kernel_refusal(&self) -> Option<KernelRefusal> {
         self.shared.kernel_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Which fragments are copied how, for a log: `below 32 KiB by a kernel, below 4 MiB in batches, others one by one`.
+    #[must_use]
+    pub fn method_by_size(&self) -> String {
+        let rows = self.shared.context.driver().has_rows();
+        let (kernel, batch) = (self.kernel_refusal().is_none(), self.batch_refusal().is_none());
+        Choice::new(&self.shared.config, kernel, batch, rows).to_string()
     }
 
     /// Whether the device is lost. Nothing is taken any more then.

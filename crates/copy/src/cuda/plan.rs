@@ -1,11 +1,10 @@
 //! Which calls of the driver carry a step out.
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use super::abi::DevicePtr;
+use super::choice::Choice;
 use super::lists::{Listed, MAX_ENTRIES};
 use super::registry::{Chunk, Registry, Span};
 use super::stream::{Piece, Rows};
@@ -16,68 +15,6 @@ const MIN_GROUP: usize = 4;
 
 /// Longest pitch of a copy of rows that every device takes.
 const MAX_PITCH_BYTES: usize = i32::MAX as usize;
-
-/// How fragments below `plain_min_bytes` are copied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CopyMethod {
-    /// In batches where the driver's batch call has passed its self-test, else as rows, else one by one.
-    Auto,
-    /// One asynchronous copy each.
-    Plain,
-    /// As rows (`cuMemcpy2DAsync`) where blocks and pages lie at constant distances, else one by one.
-    Rows,
-    /// In batches, else one by one.
-    Batch,
-    /// By a kernel that reads and writes registered memory, else one by one.
-    Kernel,
-}
-
-impl CopyMethod {
-    const ALL: [(CopyMethod, &str); 5] = [
-        (CopyMethod::Auto, "auto"),
-        (CopyMethod::Plain, "plain"),
-        (CopyMethod::Rows, "rows"),
-        (CopyMethod::Batch, "batch"),
-        (CopyMethod::Kernel, "kernel"),
-    ];
-}
-
-impl fmt::Display for CopyMethod {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = CopyMethod::ALL.into_iter().find(|(method, _)| method == self);
-        out.pad(named.map_or("", |(_, name)| name))
-    }
-}
-
-/// A name that is none of the methods'.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{name:?} is no copy method: use auto, plain, rows, batch or kernel")]
-pub struct UnknownMethod {
-    /// What was given.
-    pub name: String,
-}
-
-impl FromStr for CopyMethod {
-    type Err = UnknownMethod;
-
-    fn from_str(name: &str) -> Result<CopyMethod, UnknownMethod> {
-        let named = CopyMethod::ALL.into_iter().find(|(_, known)| *known == name);
-        named.map(|(method, _)| method).ok_or_else(|| UnknownMethod { name: name.to_owned() })
-    }
-}
-
-/// What the planner may use.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Choice {
-    pub(super) method: CopyMethod,
-    pub(super) batch: bool,
-    pub(super) rows: bool,
-    pub(super) batch_max_descriptors: usize,
-    /// Smaller pieces go by the kernel; 0 where it is not used.
-    pub(super) kernel_below_bytes: usize,
-    pub(super) plain_min_bytes: usize,
-    pub(super) staging_bytes: usize,
-}
 
 /// One call of the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,13 +99,11 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
         pieces.into_iter().partition(|pinned| pinned.piece.bytes >= choice.plain_min_bytes);
     let mut ops: VecDeque<Op> = large.into_iter().map(|pinned| Op::Plain(pinned.piece)).collect();
     let small = lists(small, choice, &mut ops);
-    let wants_batch = matches!(choice.method, CopyMethod::Auto | CopyMethod::Batch) && choice.batch;
-    let wants_rows = matches!(choice.method, CopyMethod::Auto | CopyMethod::Rows) && choice.rows;
-    if wants_batch && small.len() >= MIN_GROUP {
+    if choice.uses_batches() && small.len() >= MIN_GROUP {
         for group in small.chunks(choice.batch_max_descriptors) {
             ops.push_back(Op::Batch(group.iter().map(|pinned| pinned.piece).collect()));
         }
-    } else if wants_rows {
+    } else if choice.uses_rows() {
         rows(&small, &mut ops);
     } else {
         ops.extend(small.into_iter().map(|pinned| Op::Plain(pinned.piece)));
@@ -178,8 +113,8 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
 
 /// Takes out what goes by the kernel, and returns the rest.
 fn lists(pieces: Vec<Pinned>, choice: &Choice, ops: &mut VecDeque<Op>) -> Vec<Pinned> {
-    let fits =
-        |pinned: &Pinned| pinned.host_on_device.is_some() && pinned.piece.bytes < choice.kernel_below_bytes;
+    let limit_bytes = choice.kernel_limit_bytes();
+    let fits = |pinned: &Pinned| pinned.host_on_device.is_some() && pinned.piece.bytes < limit_bytes;
     if pieces.iter().filter(|pinned| fits(pinned)).count() < MIN_GROUP {
         return pieces;
     }
@@ -201,7 +136,7 @@ fn lists(pieces: Vec<Pinned>, choice: &Choice, ops: &mut VecDeque<Op>) -> Vec<Pi
 /// The calls for pieces that the kernel was to copy and cannot.
 pub(super) fn unlisted(listed: &[Listed], choice: &Choice) -> Vec<Op> {
     let pieces: Vec<Piece> = listed.iter().map(|listed| listed.piece).collect();
-    if choice.batch && pieces.len() >= MIN_GROUP {
+    if choice.uses_batches() && pieces.len() >= MIN_GROUP {
         pieces.chunks(choice.batch_max_descriptors).map(|group| Op::Batch(group.to_vec())).collect()
     } else {
         pieces.into_iter().map(Op::Plain).collect()
@@ -247,6 +182,7 @@ fn pitches(first: Pinned, second: Pinned) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::CopyMethod;
 
     /// Where the device sees the first byte of the host.
     const HOST_ON_DEVICE: u64 = 1 << 40;
@@ -256,7 +192,9 @@ mod tests {
         batch: true,
         rows: true,
         batch_max_descriptors: 512,
-        kernel_below_bytes: 0,
+        kernel: false,
+        kernel_below_bytes: 300,
+        kernel_unbatched_below_bytes: 1000,
         plain_min_bytes: 1 << 20,
         staging_bytes: 1 << 20,
     };
@@ -318,6 +256,60 @@ mod tests {
     }
 
     #[test]
+    fn small_pieces_in_registered_memory_go_by_the_kernel() {
+        let choice = Choice { kernel: true, ..CHOICE };
+        let small: Vec<_> = (0..5).map(|at| (1000 + at * 400, 900_000 + at as u64 * 200)).collect();
+        let large: Vec<_> = (0..5).map(|at| (10_000 + at * 500, 910_000 + at as u64 * 500)).collect();
+        let mut pieces = [pieces(&small, 100), pieces(&large, 300)].concat();
+        // What the device does not reach by itself is for the copy engine.
+        pieces[2].host_on_device = None;
+        let listed = |pinned: &Pinned| Listed {
+            piece: pinned.piece,
+            host_on_device: pinned.piece.host.addr() as u64 + HOST_ON_DEVICE,
+        };
+        let four = [0, 1, 3, 4].map(|at| listed(&pieces[at]));
+        let rest = [&pieces[2..3], &pieces[5..]].concat().iter().map(|pinned| pinned.piece).collect();
+        assert_eq!(calls(pieces.clone(), &choice), [Op::List(four.to_vec()), Op::Batch(rest)]);
+        let alone = Choice { batch: false, rows: false, ..choice };
+        let nine = calls(pieces.clone(), &alone);
+        assert!(
+            matches!(&nine[0], Op::List(listed) if listed.len() == 9),
+            "the limit is higher then: {nine:?}"
+        );
+        assert_eq!(nine[1], Op::Plain(pieces[2].piece));
+        pieces.truncate(4);
+        assert!(!calls(pieces, &choice).iter().any(|op| matches!(op, Op::List(_))), "three are too few");
+    }
+
+    #[test]
+    fn lists_are_cut_at_their_limit_and_hold_pieces_of_like_size() {
+        let places: Vec<_> = (0..5000).map(|at| (1000 + at * 300, 9_000_000 + at as u64 * 200)).collect();
+        let mut mixed = pieces(&places, 100);
+        mixed.iter_mut().step_by(2).for_each(|pinned| pinned.piece.bytes = 50);
+        let ops = calls(mixed, &Choice { kernel: true, ..CHOICE });
+        let sizes: Vec<Vec<usize>> = ops
+            .iter()
+            .map(|op| match op {
+                Op::List(listed) => listed.iter().map(|listed| listed.piece.bytes).collect(),
+                other => unreachable!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(sizes.iter().map(Vec::len).collect::<Vec<_>>(), [MAX_ENTRIES, 5000 - MAX_ENTRIES]);
+        assert!(sizes.concat().is_sorted());
+    }
+
+    #[test]
+    fn what_the_kernel_was_to_copy_is_copied_in_the_next_best_way() {
+        let places: Vec<_> = (0..600).map(|at| (1000 + at * 300, 9_000_000 + at as u64 * 200)).collect();
+        let ops = Vec::from(calls(pieces(&places, 100), &Choice { kernel: true, ..CHOICE }));
+        let [Op::List(listed)] = &ops[..] else { unreachable!("{ops:?}") };
+        let batches = unlisted(listed, &CHOICE);
+        assert!(matches!(&batches[..], [Op::Batch(a), Op::Batch(b)] if (a.len(), b.len()) == (512, 88)));
+        let plain = unlisted(listed, &Choice { batch: false, ..CHOICE });
+        assert!(plain.len() == 600 && plain.iter().all(|op| matches!(op, Op::Plain(_))));
+    }
+
+    #[test]
     fn what_goes_backwards_on_the_host_is_no_rows() {
         let places: Vec<_> = (0..6).map(|at| (9000 - at * 300, 9000 + at as u64 * 200)).collect();
         let choice = Choice { batch: false, ..CHOICE };
@@ -332,5 +324,17 @@ mod tests {
         assert!(matches!(first(CopyMethod::Batch), Some(Op::Batch(_))));
         assert!(matches!(first(CopyMethod::Rows), Some(Op::Rows(_))));
         assert!(matches!(first(CopyMethod::Plain), Some(Op::Plain(_))));
+        assert!(matches!(first(CopyMethod::Kernel), Some(Op::Plain(_))), "where it is not there");
+        let kernel = |method| Choice { method, kernel: true, ..CHOICE };
+        let first = |method| calls(pieces(&places, 100), &kernel(method)).pop_front();
+        for (method, listed) in [
+            (CopyMethod::Auto, true),
+            (CopyMethod::Kernel, true),
+            (CopyMethod::Batch, false),
+            (CopyMethod::Rows, false),
+            (CopyMethod::Plain, false),
+        ] {
+            assert_eq!(matches!(first(method), Some(Op::List(_))), listed, "{method}");
+        }
     }
 }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::active::Active;
 use super::bus::Tools;
+use super::choice::Choice;
 use super::config::CudaCopyConfig;
 use super::context::Context;
 use super::error::CudaError;
+use super::kernel_test::KernelRefusal;
 use super::lane::Lane;
-use super::plan::Choice;
 use super::pool::EventPool;
 use super::registry::Registry;
-use super::kernel_test::KernelRefusal;
 use super::self_test::BatchRefusal;
 use crate::{CopyDirection, CopyDone, CopyFailure, CopyId, CopyJob};
 

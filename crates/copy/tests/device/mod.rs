@@ -32,6 +32,11 @@ pub(crate) struct Shape {
 
 pub(crate) const SMALL: Shape = Shape { layers: 3, blocks: 8, block_bytes: 4096, gap_bytes: 512 };
 
+/// As on a host where the kernel is switched off.
+pub(crate) fn without_kernel(config: CudaCopyConfig) -> CudaCopyConfig {
+    CudaCopyConfig { kernel_below_bytes: 0, kernel_unbatched_below_bytes: 0, ..config }
+}
+
 pub(crate) struct DeviceWorld {
     pub(crate) engine: Option<CudaCopy>,
     pub(crate) handle: CudaHandle,
