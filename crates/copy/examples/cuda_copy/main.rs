@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use orbitkv_copy::{CopyMethod, CudaCopyConfig, CudaDriver, CudaError};
+use orbitkv_copy::{CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError};
 use serde_json::json;
 
 /// What can stop a measurement.
@@ -91,6 +91,11 @@ fn run() -> Result<u64, Failure> {
     let settings = settings()?;
     let driver = CudaDriver::load_from(&settings.library)?;
     println!("driver {}, batch call {:?}", driver.version(), driver.batch_form());
+    let start = Instant::now();
+    let engine = CudaCopy::new(&driver, CudaCopyConfig::new(settings.device))?;
+    let (start_ms, method_by_size) = (start.elapsed().as_millis(), engine.handle().method_by_size());
+    println!("engine made in {start_ms} ms; {method_by_size}");
+    drop(engine);
     let registration = pins::measure(&driver, &settings)?;
     let copies = bench::measure(&driver, &settings)?;
     let latency = bench::latency(&driver, &settings)?;
@@ -100,6 +105,8 @@ fn run() -> Result<u64, Failure> {
         "bytes": settings.bytes,
         "rounds": settings.rounds,
         "kernel_ctas": settings.kernel_ctas,
+        "engine_start_ms": u64::try_from(start_ms)?,
+        "method_by_size": method_by_size,
         "registration": registration,
         "copies": copies.rows,
         "latency": latency,

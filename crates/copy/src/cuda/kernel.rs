@@ -16,7 +16,7 @@ const NAME: &CStr = c"orbitkv_copy_list";
 
 /// What a warp takes at a time; written in the source as well.
 const SLICE_BYTES: usize = 4096;
-/// 8 warps of up to 54 registers a lane: three such blocks fit on a multiprocessor beside one that a model fills half.
+/// Of a block, whose limit is written in the source. At 54 registers a thread it takes a fifth of a multiprocessor's.
 const THREADS: c_uint = 256;
 
 /// One fragment, as the kernel reads it. Aligned, so that an entry is one read over the bus.
