@@ -168,7 +168,7 @@ mod tests {
         };
         use CopyMethod::{Auto, Batch, Kernel, Plain, Rows};
         let batches = "below 4 MiB in batches, others one by one";
-        assert_eq!(said(Auto, true, true, true), format!("below 32 KiB by a kernel, {batches}"));
+        assert_eq!(said(Auto, true, true, true), format!("below 64 KiB by a kernel, {batches}"));
         assert_eq!(said(Auto, false, true, true), batches);
         let rows = "below 4 MiB as rows where they lie regularly, others one by one";
         assert_eq!(said(Auto, true, false, true), format!("below 512 KiB by a kernel, {rows}"));

@@ -31,7 +31,7 @@ pub struct CudaCopyConfig {
     /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
     pub batch_max_descriptors: usize,
     /// With [`CopyMethod::Auto`], smaller fragments in registered memory are copied by the kernel; 0 for none. Batches
-    /// leave the multiprocessors to the model, and from 32 KiB on they are as fast.
+    /// leave the multiprocessors to the model, and from 64 KiB on they are faster.
     pub kernel_below_bytes: usize,
     /// The same where batches are not used. One by one, fragments of 256 KiB reach 0.62 of a plain copy's speed, by the
     /// kernel 0.85.
@@ -69,7 +69,7 @@ impl fmt::Debug for CudaCopyConfig {
 }
 
 impl CudaCopyConfig {
-    /// 64 jobs; the kernel below 32 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
+    /// 64 jobs; the kernel below 64 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
     #[must_use]
     pub fn new(device: u32) -> CudaCopyConfig {
         CudaCopyConfig {
@@ -78,7 +78,7 @@ impl CudaCopyConfig {
             waker: None,
             method: CopyMethod::Auto,
             batch_max_descriptors: 512,
-            kernel_below_bytes: 32 << 10,
+            kernel_below_bytes: 64 << 10,
             kernel_unbatched_below_bytes: 512 << 10,
             kernel_ctas: 16,
             plain_min_bytes: 4 * MIB,

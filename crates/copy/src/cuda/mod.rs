@@ -254,7 +254,7 @@ impl CudaHandle {
         self.shared.kernel_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Which fragments are copied how, for a log: `below 32 KiB by a kernel, below 4 MiB in batches, others one by one`.
+    /// Which fragments are copied how, for a log: `below 64 KiB by a kernel, below 4 MiB in batches, others one by one`.
     #[must_use]
     pub fn method_by_size(&self) -> String {
         let rows = self.shared.context.driver().has_rows();
