@@ -27,7 +27,7 @@ pub use cuda::{
     StreamOrder, UnknownMethod,
 };
 #[cfg(feature = "test-hooks")]
-pub use cuda::{CudaProbe, ProbeMemory};
+pub use cuda::{CudaProbe, ProbeFunction, ProbeMemory};
 pub use engine::{CopyDone, CopyEngine, CopyError, Refused, Waker};
 #[cfg(feature = "fake")]
 pub use fake::{FAKE_FAILURE_CODE, FakeCopy, FakePlan};

@@ -248,7 +248,7 @@ fn a_launch_that_fails_later_is_done_again_in_batches() {
     let mut world = DeviceWorld::with(SMALL, |config, _| listening(config, &said));
     world.register();
     assert_eq!(world.handle.kernel_refusal(), None);
-    assert!(world.handle.method_by_size().starts_with("below 64 KiB by a kernel, "));
+    assert!(world.handle.method_by_size().starts_with("below 16 KiB by a kernel, "));
     let before = world.fake.stats();
     world.fake.fail("cuLaunchKernel", 2, 801);
     copies_are_exact(&mut world);

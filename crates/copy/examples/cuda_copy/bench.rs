@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::samples::{Samples, text};
 use crate::{Failure, Settings};
 
-const KIB: usize = 1 << 10;
+pub(crate) const KIB: usize = 1 << 10;
 /// Sizes measured unless told otherwise, in KiB.
 pub(crate) const FRAGMENTS_KIB: [usize; 7] = [4, 16, 32, 64, 256, 1024, 4096];
 /// Larger fragments are nothing for the kernel.
@@ -76,7 +76,7 @@ impl Drop for Baseline {
 }
 
 /// An engine, device memory for twice the blocks that are copied, and a pool of one page a block.
-struct Rig {
+pub(crate) struct Rig {
     engine: CudaCopy,
     layout: KvLayout,
     pool: Segment,
@@ -86,7 +86,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(
+    pub(crate) fn new(
         driver: &Arc<CudaDriver>,
         (settings, bytes): (&Settings, usize),
         probe: &CudaProbe,
@@ -126,7 +126,7 @@ impl Rig {
         Ok(Rig { engine, layout, pool, pairs, next_id: 0, _memory: memory })
     }
 
-    fn time(&mut self, direction: CopyDirection) -> Result<Duration, Failure> {
+    pub(crate) fn time(&mut self, direction: CopyDirection) -> Result<Duration, Failure> {
         let page_bytes = self.layout.page_bytes();
         let pair = |(block, slot): &(usize, usize)| PagePair {
             block: *block,

@@ -9,6 +9,7 @@
 #![allow(clippy::print_stdout)]
 
 mod bench;
+mod neighbour;
 mod pins;
 mod samples;
 
@@ -99,6 +100,7 @@ fn run() -> Result<u64, Failure> {
     let registration = pins::measure(&driver, &settings)?;
     let copies = bench::measure(&driver, &settings)?;
     let latency = bench::latency(&driver, &settings)?;
+    let neighbour = neighbour::measure(&driver, &settings)?;
     let report = json!({
         "driver_version": driver.version(),
         "batch_form": driver.batch_form().map(|form| format!("{form:?}")),
@@ -110,6 +112,7 @@ fn run() -> Result<u64, Failure> {
         "registration": registration,
         "copies": copies.rows,
         "latency": latency,
+        "neighbour": neighbour,
         "differing_bytes": copies.differing_bytes,
         "cut_short": settings.is_late(),
     });

@@ -14,6 +14,12 @@ impl Samples {
         self.0.sort_unstable();
     }
 
+    /// The sample below which `share` of all lie.
+    pub(crate) fn at_share(&self, share: f64) -> Duration {
+        let at = (self.0.len().saturating_sub(1) as f64 * share).round() as usize;
+        self.0.get(at).copied().unwrap_or_default()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -42,7 +48,7 @@ impl Samples {
     }
 }
 
-fn round(value: f64) -> f64 {
+pub(crate) fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 

@@ -168,10 +168,10 @@ mod tests {
         };
         use CopyMethod::{Auto, Batch, Kernel, Plain, Rows};
         let batches = "below 4 MiB in batches, others one by one";
-        assert_eq!(said(Auto, true, true, true), format!("below 64 KiB by a kernel, {batches}"));
+        assert_eq!(said(Auto, true, true, true), format!("below 16 KiB by a kernel, {batches}"));
         assert_eq!(said(Auto, false, true, true), batches);
         let rows = "below 4 MiB as rows where they lie regularly, others one by one";
-        assert_eq!(said(Auto, true, false, true), format!("below 512 KiB by a kernel, {rows}"));
+        assert_eq!(said(Auto, true, false, true), format!("below 128 KiB by a kernel, {rows}"));
         assert_eq!(said(Auto, false, false, true), rows);
         assert_eq!(said(Auto, false, false, false), "one by one");
         assert_eq!(said(Kernel, true, false, true), "below 4 MiB by a kernel, others one by one");

@@ -30,11 +30,11 @@ pub struct CudaCopyConfig {
     pub method: CopyMethod,
     /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
     pub batch_max_descriptors: usize,
-    /// With [`CopyMethod::Auto`], smaller fragments in registered memory are copied by the kernel; 0 for none. Batches
-    /// leave the multiprocessors to the model, and from 64 KiB on they are faster.
+    /// With [`CopyMethod::Auto`], smaller fragments in registered memory are copied by the kernel; 0 for none. On an
+    /// idle H200 it is the faster way up to 32 KiB, but beside a model that decodes it is slower from 16 KiB on, and
+    /// costs the model more than batches do.
     pub kernel_below_bytes: usize,
-    /// The same where batches are not used. One by one, fragments of 256 KiB reach 0.62 of a plain copy's speed, by the
-    /// kernel 0.85.
+    /// The same where batches are not used. One by one, fragments of 64 KiB reach 0.3 of a plain copy's speed.
     pub kernel_unbatched_below_bytes: usize,
     /// Blocks of 256 threads that the kernel runs with, 1 to 64. 16 are enough for the bus (4 are not, and 32 are no
     /// faster), and leave 9 of 10 multiprocessors of an H200 alone.
@@ -69,7 +69,7 @@ impl fmt::Debug for CudaCopyConfig {
 }
 
 impl CudaCopyConfig {
-    /// 64 jobs; the kernel below 64 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
+    /// 64 jobs; the kernel below 16 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
     #[must_use]
     pub fn new(device: u32) -> CudaCopyConfig {
         CudaCopyConfig {
@@ -78,8 +78,8 @@ impl CudaCopyConfig {
             waker: None,
             method: CopyMethod::Auto,
             batch_max_descriptors: 512,
-            kernel_below_bytes: 64 << 10,
-            kernel_unbatched_below_bytes: 512 << 10,
+            kernel_below_bytes: 16 << 10,
+            kernel_unbatched_below_bytes: 128 << 10,
             kernel_ctas: 16,
             plain_min_bytes: 4 * MIB,
             max_ahead_bytes: 1024 * MIB,

@@ -20,6 +20,7 @@ mod config;
 mod context;
 mod driver;
 mod error;
+mod function;
 mod kernel;
 mod kernel_test;
 mod lane;
@@ -62,7 +63,7 @@ pub use layers::{LayerEvents, LayerWait};
 pub use order::StreamOrder;
 pub(crate) use pool::PooledEvent;
 #[cfg(feature = "test-hooks")]
-pub use probe::{CudaProbe, ProbeMemory};
+pub use probe::{CudaProbe, ProbeFunction, ProbeMemory};
 pub use registry::Registration;
 pub use self_test::BatchRefusal;
 
@@ -254,7 +255,7 @@ impl CudaHandle {
         self.shared.kernel_refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Which fragments are copied how, for a log: `below 64 KiB by a kernel, below 4 MiB in batches, others one by one`.
+    /// Which fragments are copied how, for a log: `below 16 KiB by a kernel, below 4 MiB in batches, others one by one`.
     #[must_use]
     pub fn method_by_size(&self) -> String {
         let rows = self.shared.context.driver().has_rows();

@@ -1,10 +1,12 @@
 //! Device memory and plain copies beside an engine, for tests and measurements.
 
+use std::ffi::CStr;
 use std::sync::Arc;
 
 use super::context::{Context, CudaStreamHandle, DeviceMemory, Event};
 use super::driver::CudaDriver;
 use super::error::CudaError;
+use super::function::Function;
 use super::stream::{Piece, Stream, Way};
 
 /// A stream of its own in the device's primary context.
@@ -13,6 +15,9 @@ pub struct CudaProbe {
     stream: Stream,
     event: Event,
 }
+
+/// A function that runs on the device.
+pub struct ProbeFunction(Function);
 
 /// Device memory, freed with the last use.
 pub struct ProbeMemory(DeviceMemory);
@@ -95,6 +100,34 @@ impl CudaProbe {
         let _entered = self.context.enter()?;
         // SAFETY: the caller's promise is the same.
         unsafe { self.stream.copy(Way::ToHost, Piece { host, device: device as u64, bytes }) }
+    }
+
+    /// Has the driver compile the function `name` of some PTX.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn load(&self, source: &CStr, name: &CStr) -> Result<ProbeFunction, CudaError> {
+        Function::load(&self.context, source, name).map(ProbeFunction)
+    }
+
+    /// Queues a function on `blocks` blocks of `threads` threads.
+    ///
+    /// # Safety
+    /// It takes `arguments`, 8 bytes each, and what they name stays valid until [`CudaProbe::finish`].
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub unsafe fn launch(
+        &self,
+        function: &ProbeFunction,
+        (blocks, threads): (u32, u32),
+        arguments: &[u64],
+    ) -> Result<(), CudaError> {
+        let _entered = self.context.enter()?;
+        let mut values = arguments.to_vec();
+        let mut places: Vec<_> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
+        // SAFETY: the caller's promise is the same.
+        unsafe { function.0.launch(self.stream.handle(), (blocks, threads), &mut places) }
     }
 
     /// Waits for everything on the stream.
