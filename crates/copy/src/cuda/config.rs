@@ -31,8 +31,8 @@ pub struct CudaCopyConfig {
     /// Copies in one batch call, 1 to 512: drivers have crashed with tens of thousands.
     pub batch_max_descriptors: usize,
     /// With [`CopyMethod::Auto`], smaller fragments in registered memory are copied by the kernel; 0 for none. On an
-    /// idle H200 it is the faster way up to 32 KiB, but beside a model that decodes it is slower from 16 KiB on, and
-    /// costs the model more than batches do.
+    /// idle H200 it is faster than batches at 16 KiB too, but beside work that keeps every multiprocessor busy it is
+    /// slower there, and costs that work more.
     pub kernel_below_bytes: usize,
     /// The same where batches are not used. One by one, fragments of 64 KiB reach 0.3 of a plain copy's speed.
     pub kernel_unbatched_below_bytes: usize,
