@@ -69,12 +69,24 @@ impl Segment {
     }
 }
 
+/// What a class has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Segments that are on their way.
+    pub(crate) growing: usize,
+    /// Segments, those included.
+    segments: usize,
+    /// Slots of the others.
+    pub(crate) slots: usize,
+}
+
 /// All segments.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slots {
     pub(crate) segments: BTreeMap<SegmentId, Segment>,
     /// Ready segments with a free slot.
     open: BTreeMap<Class, BTreeSet<SegmentId>>,
+    tallies: BTreeMap<Class, Tally>,
     next: u32,
     /// Bytes of all segments, growing ones included.
     pub(crate) bytes: u64,
@@ -88,6 +100,9 @@ impl Slots {
         let segment = SegmentId(self.next);
         self.next += 1;
         self.bytes += bytes;
+        let tally = self.tallies.entry(class).or_default();
+        tally.growing += 1;
+        tally.segments += 1;
         self.segments.insert(
             segment,
             Segment {
@@ -118,6 +133,9 @@ impl Slots {
         };
         segment.slots = vec![fresh; count as usize];
         segment.free = (0..count).rev().collect();
+        let tally = self.tallies.entry(segment.class).or_default();
+        tally.growing -= 1;
+        tally.slots += segment.slots.len();
         self.open.entry(segment.class).or_default().insert(id);
         Some(segment.class)
     }
@@ -132,19 +150,38 @@ impl Slots {
         };
         assert!(segment.empty(), "segment {id:?} is dropped with slots in use");
         self.bytes -= segment.bytes;
+        if let Some(tally) = self.tallies.get_mut(&segment.class) {
+            tally.growing -= usize::from(!segment.ready);
+            tally.segments -= 1;
+            tally.slots -= segment.slots.len();
+            if tally.segments == 0 {
+                self.tallies.remove(&segment.class);
+            }
+        }
         if let Some(open) = self.open.get_mut(&segment.class) {
             open.remove(&id);
         }
     }
 
-    /// Whether a segment of that class is on its way.
-    pub(crate) fn growing(&self, class: Class) -> bool {
-        self.segments.values().any(|s| s.class == class && !s.ready)
+    /// Whether the tallies say what the segments are.
+    pub(crate) fn tallied(&self) -> bool {
+        let mut counted: BTreeMap<Class, Tally> = BTreeMap::new();
+        for segment in self.segments.values() {
+            let tally = counted.entry(segment.class).or_default();
+            tally.growing += usize::from(!segment.ready);
+            tally.segments += 1;
+            tally.slots += segment.slots.len();
+        }
+        counted == self.tallies
+    }
+
+    pub(crate) fn tally(&self, class: Class) -> Tally {
+        self.tallies.get(&class).copied().unwrap_or_default()
     }
 
     /// Whether a class has any segment.
     pub(crate) fn has(&self, class: Class) -> bool {
-        self.segments.values().any(|s| s.class == class)
+        self.tallies.contains_key(&class)
     }
 
     /// Free slots in the open segments of a class, counted up to `most`.

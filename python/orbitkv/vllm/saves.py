@@ -21,9 +21,9 @@ from orbitkv.vllm.native import load_native
 # Pages offered and not dispatched, in total and of one request. Over them a block is offered in a later step.
 MAX_OPEN_PAGES = 16384
 MAX_OPEN_PAGES_PER_REQUEST = 4096
-# "Busy" says that memory is on its way, or that too much is being saved at once. Both pass within
-# milliseconds, so the first try comes soon and each later one after twice as long, 0.6 s in all.
-MAX_BUSY_RETRIES = 7
+# "Busy" says that memory is on its way, or that too much is being saved at once. Both mostly pass within
+# milliseconds, so the first try comes soon and each later one after twice as long, 2.6 s in all.
+MAX_BUSY_RETRIES = 9
 BUSY_RETRY_S = 0.005
 
 

@@ -49,6 +49,7 @@ impl Core {
     fn audit_memory(&self) -> Finding {
         let bytes: u64 = self.slots.segments.values().map(|s| s.bytes).sum();
         ensure(bytes == self.slots.bytes, || "segment bytes do not add up".into())?;
+        ensure(self.slots.tallied(), || "segments of the classes do not add up".into())?;
         ensure(bytes <= self.config.pool_bytes, || format!("{bytes} bytes of segments are over the pool"))?;
         let (mut used, mut filling) = (0, 0);
         for (at, slot) in self.slots.used() {

@@ -6,13 +6,26 @@ use crate::{Effect, Mark, NamespaceId, SegmentId, SessionId, ShardId};
 
 /// After a segment could not be had, growth rests this long.
 const GROW_REST_MS: u64 = 1_000;
+/// Segments of one class that are on their way at once.
+const MAX_GROWING: usize = 16;
+/// Free slots that savers find are at least this part of a class's slots: a pool that is being filled for the first time
+/// grows by as much at a time.
+const AHEAD_PART: usize = 8;
 
 impl Core {
-    /// Asks for one more segment of a class, if the pool has room. Returns whether one is on its way.
+    /// Asks for a segment of a class unless one is on its way, if the pool has room. Returns whether one is.
     pub(super) fn grow(&mut self, class: Class, effects: &mut Vec<Effect>) -> bool {
-        if self.slots.growing(class) {
-            return true;
+        self.slots.tally(class).growing > 0 || self.grow_by_one(class, effects)
+    }
+
+    /// Asks for one more segment of a class: whoever was just told to wait is not alone, or wants more than one holds.
+    pub(super) fn grow_more(&mut self, class: Class, effects: &mut Vec<Effect>) {
+        if self.slots.tally(class).growing < MAX_GROWING {
+            self.grow_by_one(class, effects);
         }
+    }
+
+    fn grow_by_one(&mut self, class: Class, effects: &mut Vec<Effect>) -> bool {
         let room = self.config.pool_bytes - self.slots.bytes;
         let bytes = self.config.segment_bytes.max(class.slot_bytes).min(room) / 4096 * 4096;
         if bytes < class.slot_bytes || self.now < self.grow_after {
@@ -33,12 +46,15 @@ impl Core {
         }
     }
 
-    /// Asks for the next segment when a quarter of one is left: making one takes longer than savers wait.
+    /// Asks for the next segment when a quarter of one is left, or less than [`AHEAD_PART`] says: making one takes
+    /// longer than savers wait.
     pub(super) fn grow_ahead(&mut self, class: Class, effects: &mut Vec<Effect>) {
-        let quarter = (self.config.segment_bytes / class.slot_bytes).div_ceil(4);
-        let least = usize::try_from(quarter).unwrap_or(usize::MAX);
-        if self.slots.free_slots(class, least) < least {
-            self.grow(class, effects);
+        let each = usize::try_from(self.config.segment_bytes / class.slot_bytes).unwrap_or(usize::MAX);
+        let tally = self.slots.tally(class);
+        let least = each.div_ceil(4).max(tally.slots / AHEAD_PART);
+        let coming = tally.growing.saturating_mul(each);
+        if coming < least && self.slots.free_slots(class, least - coming) < least - coming {
+            self.grow_more(class, effects);
         }
     }
 

@@ -196,6 +196,7 @@ impl Core {
                 Room::Now => {}
                 Room::Soon => {
                     self.mark(Mark::ReserveBusy);
+                    writers.iter().for_each(|(class, _)| self.grow_more(*class, effects));
                     return Grant::Busy;
                 }
                 Room::No => {

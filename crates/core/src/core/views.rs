@@ -184,14 +184,15 @@ impl Core {
 
     fn slot_view(&self, at: SlotRef, slot: &Slot) -> SlotView {
         let page = slot.page.and_then(|id| self.index.pages.get(id));
-        let spare = page.is_some_and(|page| page.state == PageState::Spare);
+        let is = |state| page.is_some_and(|page| page.state == state);
         SlotView {
             slot: at,
             state: slot.state,
             readers: slot.readers,
             writing: slot.writing,
             scrubbing: slot.scrubbing,
-            spare,
+            spare: is(PageState::Spare),
+            condemned: is(PageState::Condemned),
             key: page.map(|p| p.key),
         }
     }

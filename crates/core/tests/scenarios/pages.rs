@@ -175,6 +175,25 @@ fn the_next_segment_is_asked_for_before_the_last_slot_is_taken() {
 }
 
 #[test]
+fn whoever_is_told_to_wait_asks_for_a_segment_and_no_more_than_sixteen_come_at_once() {
+    let mut world = World::new(128, |c| c.segment_bytes = 2 * SLOT_BYTES);
+    let mut reserve = |first: u8| {
+        let (operation, revision) = world.next();
+        let hashes = chain(first..first + 4);
+        let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &hashes };
+        let effects = world.step(Event::Reserve { session: SCHEDULER, operation, revision, request });
+        effects.iter().filter(|e| matches!(e, Effect::GrowSegment { .. })).count()
+    };
+    let asked: Vec<usize> = (0..20).map(|n| reserve(4 * n)).collect();
+    assert!(asked.iter().all(|count| *count <= 2), "{asked:?}");
+    assert_eq!(asked.iter().sum::<usize>(), 16, "{asked:?}");
+    // The first was made when the worker came.
+    (1..17).for_each(|segment| drop(world.step(Event::SegmentReady { segment: SegmentId(segment) })));
+    let granted = world.reserve(&chain(100..132), None, 0);
+    assert!(granted.iter().all(|grant| matches!(grant, Grant::Slots(_))), "{granted:?}");
+}
+
+#[test]
 fn a_repeated_reservation_names_no_slot_that_has_been_written() {
     let mut world = World::new(4, |_| {});
     let pages = chain(0..2);

@@ -185,7 +185,8 @@ impl Model {
     /// Whether a page is committed and still in memory.
     fn resident(&self, key: &Key, core: &Core) -> bool {
         let whole = |part: &PagePart| {
-            core.slot(part.slot).is_some_and(|s| s.state == SlotState::Resident && !s.spare)
+            let seen = core.slot(part.slot);
+            seen.is_some_and(|s| s.state == SlotState::Resident && !s.spare && !s.condemned)
         };
         self.complete.get(key).into_iter().flatten().any(|parts| parts.iter().all(whole))
     }
