@@ -1,6 +1,7 @@
 //! Names of everything the core speaks about. All are plain numbers or opaque bytes.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 /// Monotonic time in microseconds, given by the caller with every event. Never wall time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,7 +61,7 @@ impl fmt::Debug for BlockHash {
 }
 
 /// The full name of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PageKey {
     /// Whose bytes these are.
     pub namespace: NamespaceId,
@@ -68,6 +69,17 @@ pub struct PageKey {
     pub group: GroupId,
     /// Hash of the page's last block.
     pub hash: BlockHash,
+}
+
+/// As numbers, not as the bytes that the derived one feeds: a hasher takes those by a call of its own, and a query
+/// hashes a key for each page. The hasher is keyed all the same.
+impl Hash for PageKey {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let (halves, _) = self.hash.0.as_chunks::<16>();
+        halves.iter().for_each(|half| state.write_u128(u128::from_le_bytes(*half)));
+        state.write_u64(u64::from(self.namespace.0) << 16 | u64::from(self.group.0));
+    }
 }
 
 /// A number a session gives to each of its operations; they only grow.
