@@ -1,77 +1,10 @@
-//! Pages by key, and what the core knows of each.
+//! Pages by key.
 
-use crate::{BlockHash, InstanceId, OperationId, PageKey, PagePart, SessionId};
+use crate::slab::{PageId, Slab};
+use crate::{BlockHash, GroupId, InstanceId, NamespaceId, PageKey};
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
-use slotmap::{SlotMap, new_key_type};
-use smallvec::SmallVec;
 use std::hash::BuildHasher;
-
-new_key_type! {
-    /// A page while it exists; stale ids find nothing.
-    pub(crate) struct PageId;
-}
-
-/// Whether a page may be seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PageState {
-    /// Being saved; in no index.
-    Filling,
-    /// Being read from the slower tier.
-    Reading,
-    /// In the index.
-    Sealed,
-    /// Read from the slower tier when somebody had just saved it: as good as the one in the index, and gone
-    /// with its last lease.
-    Spare,
-    /// Out of the index for good; its memory goes when leases and custody end.
-    Condemned,
-}
-
-/// The shards of a page; without tensor parallelism the only one lies in the page itself, which saves a
-/// lookup a fetch from memory.
-pub(crate) type Parts = SmallVec<[Option<PagePart>; 1]>;
-
-/// A page and its links. What a lookup and a lease touch comes first, together: with a large index, the
-/// time of a query is the time to fetch those lines from memory.
-#[derive(Clone, Debug)]
-#[repr(C)]
-pub(crate) struct Page {
-    pub(crate) key: PageKey,
-    pub(crate) last_use: u64,
-    /// Operations that lease it.
-    pub(crate) leases: u32,
-    /// Pages behind it, visible or being saved. Counts while it is visible; else `Index::orphans` does.
-    pub(crate) children: u32,
-    pub(crate) state: PageState,
-    /// A write to the slower tier reads its slots.
-    pub(crate) writing: bool,
-    pub(crate) committed: u16,
-    pub(crate) depth: u32,
-    /// One for each shard; `None` once that slot has been freed.
-    pub(crate) parts: Parts,
-    pub(crate) parent_hash: Option<BlockHash>,
-    /// The reservation it comes from, while it is being saved.
-    pub(crate) saver: Option<Box<Saver>>,
-    /// Bytes of one shard, without header.
-    pub(crate) payload_bytes: u32,
-    /// Bytes of all shards if it was read ahead of demand and not restored since.
-    pub(crate) ahead_bytes: u64,
-    pub(crate) padding: Padding,
-}
-
-/// Makes a page, with its version in the map, three cache lines: what a lookup and a lease touch then lies in
-/// two of them for every page, in three for no page. Worth a tenth of a query's time.
-pub(crate) type Padding = [u64; 2];
-
-const _: () = assert!(size_of::<Page>() == 3 * 64 - 8);
-
-/// Who reserved a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Saver {
-    pub(crate) instance: InstanceId,
-    pub(crate) session: SessionId,
-    pub(crate) operation: OperationId,
-}
+use std::hint::black_box;
 
 /// Keys looked up side by side.
 const BATCH: usize = 16;
@@ -79,11 +12,11 @@ const BATCH: usize = 16;
 /// All pages, the visible ones by key, and the pending ones by instance and key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Index {
-    pub(crate) pages: SlotMap<PageId, Page>,
-    /// Visible pages by their key. Holds ids alone: a lookup needs the page anyway and compares the key
-    /// there, and a table of 9 bytes a page stays in the processor's cache. Every id in it is of a page
+    pub(crate) pages: Slab,
+    /// Visible pages by their key. Holds their places alone: a lookup needs the page anyway and compares the key
+    /// there, and a table of 5 bytes a page stays in the processor's cache. Every place in it is of a page
     /// that exists: `hide` comes before the page's end.
-    sealed: HashTable<PageId>,
+    sealed: HashTable<u32>,
     hasher: DefaultHashBuilder,
     pub(crate) pending: HashMap<(InstanceId, PageKey), PageId>,
     /// Pages being read, by key.
@@ -94,25 +27,18 @@ pub(crate) struct Index {
     pub(crate) orphans: HashMap<(PageKey, u32), u32>,
 }
 
-impl Page {
-    /// Key and depth of the page before it in its chain.
-    pub(crate) fn parent(&self) -> Option<(PageKey, u32)> {
-        Some((PageKey { hash: self.parent_hash?, ..self.key }, self.depth.checked_sub(1)?))
-    }
-}
-
 impl Index {
     /// The visible page of that key.
     pub(crate) fn sealed(&self, key: &PageKey) -> Option<PageId> {
-        let same = |id: &PageId| self.pages.get(*id).is_some_and(|page| page.key == *key);
-        self.sealed.find(self.hasher.hash_one(key), same).copied()
+        let same = |place: &u32| self.pages.at(*place).is_some_and(|page| page.key == *key);
+        self.pages.id_at(*self.sealed.find(self.hasher.hash_one(key), same)?)
     }
 
     /// Makes an existing page visible. No other of its key may be.
     pub(crate) fn publish(&mut self, id: PageId) {
         let Self { pages, sealed, hasher, .. } = self;
-        let hash = |id: &PageId| pages.get(*id).map_or(0, |page| hasher.hash_one(page.key));
-        sealed.insert_unique(hash(&id), id, hash);
+        let hash = |place: &u32| pages.at(*place).map_or(0, |page| hasher.hash_one(page.key));
+        sealed.insert_unique(hash(&id.place()), id.place(), hash);
     }
 
     /// Takes a page out of sight, if it is in sight.
@@ -120,7 +46,8 @@ impl Index {
         let Some(page) = self.pages.get(id) else {
             return;
         };
-        if let Ok(entry) = self.sealed.find_entry(self.hasher.hash_one(page.key), |other| *other == id) {
+        let hash = self.hasher.hash_one(page.key);
+        if let Ok(entry) = self.sealed.find_entry(hash, |place| *place == id.place()) {
             entry.remove();
         }
     }
@@ -137,59 +64,78 @@ impl Index {
 
     /// Every visible page.
     pub(crate) fn sealed_ids(&self) -> impl Iterator<Item = PageId> {
-        self.sealed.iter().copied()
+        self.sealed.iter().filter_map(|place| self.pages.id_at(*place))
     }
 
-    /// The longest sealed prefix of `keys`, at most `most` pages.
+    /// The longest sealed prefix of these pages, at most `most` of them. Hashes of one group after those of another.
     ///
-    /// In a large index each step of a lookup waits for memory. So it is taken for a batch of keys before
+    /// In a large index each step of a lookup waits for memory. So it is taken for a batch of pages before
     /// the next step, and the waits of a batch overlap.
-    pub(crate) fn prefix(&self, keys: impl Iterator<Item = PageKey>, most: usize) -> Vec<PageId> {
-        let mut keys = keys.take(most);
-        let mut found = Vec::with_capacity(keys.size_hint().1.unwrap_or_default());
-        loop {
-            let batch: [Option<PageKey>; BATCH] = std::array::from_fn(|_| keys.next());
-            let hashes = batch.map(|key| key.map(|key| self.hasher.hash_one(key)));
-            // Nearly always the right one; the others of its hash are looked at only if it is not.
-            let likely = hashes.map(|hash| self.sealed.iter_hash(hash?).next().copied());
-            for (key, likely) in batch.iter().zip(likely) {
-                let Some(key) = key else {
+    pub(crate) fn prefix<'a>(
+        &self,
+        namespace: NamespaceId,
+        groups: impl Iterator<Item = (GroupId, &'a [BlockHash])>,
+        most: usize,
+    ) -> Vec<PageId> {
+        let mut found = Vec::new();
+        for (group, hashes) in groups {
+            let hashes = hashes.get(..most - found.len()).unwrap_or(hashes);
+            found.reserve_exact(hashes.len());
+            for batch in hashes.chunks(BATCH) {
+                let sealed = self.prefix_of_batch(namespace, group, batch, &mut found);
+                if sealed < batch.len() {
                     return found;
-                };
-                let right = likely.filter(|id| self.pages.get(*id).is_some_and(|page| page.key == *key));
-                let Some(id) = right.or_else(|| self.sealed(key)) else {
-                    return found;
-                };
-                found.push(id);
+                }
             }
         }
+        found
+    }
+
+    /// Adds the sealed pages that one batch begins with; how many they are.
+    fn prefix_of_batch(
+        &self,
+        namespace: NamespaceId,
+        group: GroupId,
+        hashes: &[BlockHash],
+        found: &mut Vec<PageId>,
+    ) -> usize {
+        let key = |hash: &BlockHash| PageKey { namespace, group, hash: *hash };
+        let mut hashed = [0; BATCH];
+        for (hashed, hash) in hashed.iter_mut().zip(hashes) {
+            *hashed = self.hasher.hash_one(key(hash));
+        }
+        // Nearly always the right one; the others of its hash are looked at only if it is not.
+        let mut likely = [None; BATCH];
+        for (likely, hashed) in likely.iter_mut().zip(&hashed[..hashes.len().min(BATCH)]) {
+            *likely = self.sealed.iter_hash(*hashed).next().copied();
+        }
+        // What is compared, and what an answer takes from a page.
+        let lines = likely.iter().flatten().filter_map(|place| self.pages.at(*place));
+        black_box(lines.fold(0, |lines, page| lines ^ page.version ^ page.payload_bytes));
+        for (at, (hash, likely)) in hashes.iter().zip(likely).enumerate() {
+            let right =
+                likely.filter(|place| self.pages.at(*place).is_some_and(|page| page.key == key(hash)));
+            let Some(id) =
+                right.and_then(|place| self.pages.id_at(place)).or_else(|| self.sealed(&key(hash)))
+            else {
+                return at;
+            };
+            found.push(id);
+        }
+        hashes.len()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GroupId, NamespaceId};
+    use crate::page::{Page, PageState};
 
     fn page(number: u32) -> Page {
         let mut hash = [0; 32];
         hash[..4].copy_from_slice(&number.to_le_bytes());
-        Page {
-            key: PageKey { namespace: NamespaceId(1), group: GroupId(0), hash: BlockHash(hash) },
-            last_use: 0,
-            leases: 0,
-            children: 0,
-            state: PageState::Sealed,
-            committed: 1,
-            writing: false,
-            ahead_bytes: 0,
-            padding: Padding::default(),
-            depth: 0,
-            payload_bytes: 4096,
-            parts: Parts::new(),
-            parent_hash: None,
-            saver: None,
-        }
+        let key = PageKey { namespace: NamespaceId(1), group: GroupId(0), hash: BlockHash(hash) };
+        Page::new(key, PageState::Sealed, (None, 0), 4096)
     }
 
     #[test]
@@ -223,8 +169,11 @@ mod tests {
             index.publish(id);
         }
         let prefix = |first: u32, count: u32, most: usize| {
-            let found = index.prefix((first..first + count).map(|number| page(number).key), most);
-            let in_order = (first..).zip(&found).all(|(n, id)| index.pages[*id].key == page(n).key);
+            let hashes: Vec<BlockHash> = (first..first + count).map(|n| page(n).key.hash).collect();
+            let (namespace, group) = (NamespaceId(1), GroupId(0));
+            let found = index.prefix(namespace, std::iter::once((group, &hashes[..])), most);
+            let in_order =
+                (first..).zip(&found).all(|(n, id)| index.pages.get(*id).unwrap().key == page(n).key);
             assert!(in_order);
             found.len()
         };

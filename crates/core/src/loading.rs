@@ -1,6 +1,6 @@
 //! A demand whose pages are being made resident.
 
-use crate::index::PageId;
+use crate::slab::PageId;
 use crate::{Micros, Ticket};
 use smallvec::SmallVec;
 

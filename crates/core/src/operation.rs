@@ -1,8 +1,8 @@
 //! A query and everything it owns.
 
-use crate::index::PageId;
 use crate::ledger::Account;
 use crate::loading::Loading;
+use crate::slab::PageId;
 use crate::wanted::Wanted;
 use crate::{BlockHash, Demand, GroupId, InstanceId, Micros, Mode, NamespaceId, Phase, SessionId};
 use std::ops::Range;

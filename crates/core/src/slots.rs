@@ -1,6 +1,6 @@
 //! Segments and their slots: fixed-size slabs, one class of slot to a segment.
 
-use crate::index::PageId;
+use crate::slab::PageId;
 use crate::{Micros, NamespaceId, SegmentId, SessionId, ShardId, SlotRef};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -104,6 +104,11 @@ impl Wanted {
         Some(PageKey { namespace, group: self.span(at)?.group, hash })
     }
 
+    /// Hashes of each group, while it has them.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (GroupId, &[BlockHash])> {
+        self.each_span().map(|(span, pages)| (span.group, self.hashes.get(pages).unwrap_or_default()))
+    }
+
     /// Keys of all its pages, while it has its hashes.
     pub(crate) fn keys(&self, namespace: NamespaceId) -> impl Iterator<Item = PageKey> + '_ {
         let mut spans = self.spans.iter();

@@ -2,10 +2,10 @@
 
 use super::Core;
 use super::plan::TierReads;
-use crate::index::PageId;
 use crate::instance::Shape;
 use crate::ledger::{Account, Side};
 use crate::operation::{Operation, Place};
+use crate::slab::PageId;
 use crate::{Effect, GroupId, InstanceId, Mark, Micros, MissReason, PageKey, Phase, Ticket, Trigger};
 use std::collections::BTreeSet;
 
@@ -68,7 +68,7 @@ impl Core {
         // What fits an answer; a recovery was refused if it does not.
         let shards = op.wanted.spans.first().map_or(1, |span| usize::from(span.shards));
         let most = if op.wanted.recovery { usize::MAX } else { self.config.parts_per_answer / shards };
-        let resident = self.index.prefix(keys(), most);
+        let resident = self.index.prefix(op.namespace, op.wanted.groups(), most);
         let len = match self.stored.len() + self.reads.len() {
             0 => resident.len(),
             _ => {

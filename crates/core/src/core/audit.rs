@@ -2,8 +2,8 @@
 
 use super::Core;
 use super::timers::NEVER;
-use crate::index::{Page, PageState};
 use crate::operation::Operation;
+use crate::page::{Page, PageState};
 use crate::policy::Policy;
 use crate::slots::{Slot, SlotState};
 use crate::{Phase, Ticket};
@@ -78,13 +78,14 @@ impl Core {
         let linked = self
             .index
             .pages
-            .values()
+            .iter()
+            .map(|(_, page)| page)
             .filter(|page| !matches!(page.state, PageState::Condemned | PageState::Spare));
         for parent in linked.filter_map(Page::parent) {
             *children.entry(parent).or_default() += 1;
         }
         let mut candidates = 0;
-        for (id, page) in &self.index.pages {
+        for (id, page) in self.index.pages.iter() {
             let seen = self.index.sealed(&page.key) == Some(id);
             let sealed = page.state == PageState::Sealed;
             ensure(seen == sealed, || format!("{:?} is {:?}, in the index: {seen}", page.key, page.state))?;
@@ -110,7 +111,7 @@ impl Core {
         ensure(children == self.index.orphans, || "orphans do not add up".into())?;
         ensure(leases.is_empty(), || "a leased page does not exist".into())?;
         ensure(candidates == self.policy.len(), || "the policy holds pages that must stay".into())?;
-        ensure(self.index.sealed_ids().all(|id| self.index.pages.contains_key(id)), || {
+        ensure(self.index.sealed_ids().all(|id| self.index.pages.contains(id)), || {
             "the index names a page that does not exist".into()
         })
     }
@@ -193,7 +194,7 @@ impl Core {
             let known = self.index.reading.get(&page.key) == Some(&id) && self.reads.contains_key(&id);
             ensure(known, || format!("nobody reads {:?}", page.key))?;
         }
-        for (id, page) in &self.index.pages {
+        for (id, page) in self.index.pages.iter() {
             let slots = in_state(id, &|slot| slot.writing);
             let writes = self.writes.contains_key(&id);
             ensure((slots > 0, page.writing) == (writes, writes), || {

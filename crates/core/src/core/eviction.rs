@@ -1,8 +1,8 @@
 //! Room for a slot: a free one, a new segment, the coldest leaf, or the segment of a colder class.
 
 use super::Core;
-use crate::index::PageId;
 use crate::policy::{Policy, Pool};
+use crate::slab::PageId;
 use crate::slots::{Class, Segment, SlotState};
 use crate::{Effect, Mark, Plant, SegmentId};
 

@@ -20,7 +20,7 @@ mod timers;
 mod views;
 mod writers;
 
-use crate::index::{Index, PageId};
+use crate::index::Index;
 use crate::instance::Instance;
 use crate::ledger::Ledger;
 use crate::loading::Reading;
@@ -30,6 +30,7 @@ use crate::operations::Operations;
 use crate::policy::LeafLru;
 use crate::save::Save;
 use crate::session::Session;
+use crate::slab::PageId;
 use crate::slots::Slots;
 use crate::stored::Stored;
 use crate::{

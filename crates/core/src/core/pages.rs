@@ -1,9 +1,10 @@
 //! Pages: sealed, leased, condemned, gone.
 
 use super::{Core, Outcome};
-use crate::index::{Page, PageId, PageState};
 use crate::operation::Operation;
+use crate::page::{Page, PageState};
 use crate::policy::{Policy, Pool, Victim};
+use crate::slab::PageId;
 use crate::slots::SlotState;
 use crate::{BlockHash, Effect, GroupId, Mark, PageKey, Plant, Refusal, SessionId, SlotRef};
 use hashbrown::hash_map::Entry;

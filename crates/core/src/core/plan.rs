@@ -2,9 +2,10 @@
 
 use super::Core;
 use super::eviction::Room;
-use crate::index::{PageId, PageState};
 use crate::ledger::Side;
 use crate::loading::{Loading, Planned};
+use crate::page::PageState;
+use crate::slab::PageId;
 use crate::slots::Class;
 use crate::{
     Effect, GroupId, Mark, MissReason, OperationOutcome, PageKey, Phase, Plant, ShardId, Ticket, Trigger,

@@ -2,10 +2,11 @@
 //! submitted goes on whatever becomes of them; its bytes stay charged until it has ended.
 
 use super::Core;
-use crate::index::{Page, PageId, PageState};
 use crate::instance::Shape;
 use crate::ledger::Side;
 use crate::loading::Reading;
+use crate::page::{Page, PageState};
+use crate::slab::PageId;
 use crate::slots::{Class, SlotState};
 use crate::stored::StoredPage;
 use crate::{Effect, Mark, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, StoredName, Ticket};
@@ -48,22 +49,8 @@ impl Core {
         if shards.clone().any(|shard| self.slots.free_slots(class(shard), 1) == 0) {
             return None;
         }
-        let id = self.index.pages.insert(Page {
-            key,
-            last_use: 0,
-            leases: 0,
-            children: 0,
-            state: PageState::Reading,
-            committed: 0,
-            writing: false,
-            ahead_bytes: 0,
-            padding: crate::index::Padding::default(),
-            depth: stored.depth,
-            payload_bytes: stored.payload_bytes(),
-            parts: crate::index::Parts::new(),
-            parent_hash: stored.parent_hash(),
-            saver: None,
-        });
+        let chained = (stored.parent_hash(), stored.depth);
+        let id = self.index.pages.insert(Page::new(key, PageState::Reading, chained, stored.payload_bytes()));
         self.mark(Mark::ReadBegun);
         let ahead = self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
         for (shard, part) in shards.zip(&stored.parts) {

@@ -2,10 +2,11 @@
 
 use super::Core;
 use super::eviction::Room;
-use crate::index::{Page, PageId, PageState, Parts, Saver};
 use crate::instance::Shape;
 use crate::operation::digest;
+use crate::page::{Page, PageState, Saver};
 use crate::save::Save;
+use crate::slab::PageId;
 use crate::slots::{Class, SlotState};
 use crate::{
     BlockHash, Effect, Grant, GroupId, InstanceId, Mark, NamespaceId, PageGrant, PageKey, PagePart, Plant,
@@ -232,22 +233,9 @@ impl Core {
     ) -> Grant {
         let Ticket { session, operation, .. } = ticket;
         let saver = Saver { instance: target.instance, session, operation };
-        let id = self.index.pages.insert(Page {
-            key,
-            state: PageState::Filling,
-            parts: Parts::new(),
-            committed: 0,
-            writing: false,
-            ahead_bytes: 0,
-            padding: crate::index::Padding::default(),
-            parent_hash,
-            depth,
-            payload_bytes: target.shape.payload_bytes,
-            children: 0,
-            leases: 0,
-            last_use: 0,
-            saver: Some(Box::new(saver)),
-        });
+        let mut page = Page::new(key, PageState::Filling, (parent_hash, depth), target.shape.payload_bytes);
+        page.saver = Some(Box::new(saver));
+        let id = self.index.pages.insert(page);
         let mut parts = Vec::with_capacity(writers.len());
         for &(class, writer) in writers {
             let Some(slot) = self.slots.take(class, id, SlotState::Filling(writer)) else {

@@ -3,7 +3,8 @@
 //! A slot that is being read for it is in custody: its page may be forgotten meanwhile, its memory is not reused.
 
 use super::{Core, Outcome};
-use crate::index::{PageId, PageState};
+use crate::page::PageState;
+use crate::slab::PageId;
 use crate::slots::SlotState;
 use crate::{Effect, Event, Mark, PagePart, Plant, SegmentId, SlotRef};
 use hashbrown::HashMap;

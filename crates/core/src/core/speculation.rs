@@ -4,10 +4,11 @@
 //! skipped, never cut: half a range read ahead would make the demand behind it wait for the rest anyway.
 
 use super::Core;
-use crate::index::{PageId, PageState};
 use crate::ledger::{Account, Side};
 use crate::loading::{Loading, Planned};
 use crate::operation::{Ask, Operation};
+use crate::page::PageState;
+use crate::slab::PageId;
 use crate::{
     Effect, InstanceId, Mark, MissReason, Mode, OperationOutcome, Phase, Plant, Refusal, SessionId, Ticket,
     Trigger,

@@ -1,7 +1,8 @@
 //! The slower tier: what is written to it, and what it holds.
 
 use super::{Core, Outcome};
-use crate::index::{PageId, PageState};
+use crate::page::PageState;
+use crate::slab::PageId;
 use crate::stored::{StoredPage, StoredPart, StoredParts};
 use crate::{
     Effect, Event, ExtentId, GroupId, Mark, PageKey, Plant, ShardId, SlotRef, StoredName, StoredShard, Ticket,

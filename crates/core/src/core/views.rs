@@ -1,7 +1,7 @@
 //! Read-only looks, for metrics and checkers.
 
 use super::{BUDGET_WAIT_BUCKETS, Core};
-use crate::index::PageState;
+use crate::page::PageState;
 use crate::slots::{Slot, SlotState};
 use crate::{
     Config, Counters, Histogram, InstanceId, Ledger, Mark, Micros, NamespaceDigest, NamespaceId,

@@ -1,7 +1,8 @@
 //! Who may write into a slot, and how that ends: by commit, by giving back, or by evidence.
 
 use super::Core;
-use crate::index::{PageId, Saver};
+use crate::page::Saver;
+use crate::slab::PageId;
 use crate::slots::SlotState;
 use crate::{Mark, Plant, SessionId, SlotRef};
 

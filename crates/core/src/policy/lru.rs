@@ -1,7 +1,7 @@
 //! Least recently used leaf first.
 
 use super::{Policy, Pool, Victim};
-use crate::index::PageId;
+use crate::slab::PageId;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Leaves of each pool by last use. Only leaves are here, so a chain loses its tail before its head.

@@ -5,7 +5,7 @@ mod lru;
 pub(crate) use lru::LeafLru;
 
 use crate::NamespaceId;
-use crate::index::PageId;
+use crate::slab::PageId;
 
 /// Pages that compete for the same memory: one namespace, one slot size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
