@@ -92,6 +92,7 @@ impl Ledger {
         let source = self.side(from);
         assert!(*source >= bytes, "{from:?} holds {source} bytes, not {bytes}");
         *source -= bytes;
+        let emptied = *source == 0;
         *self.side(to) += bytes;
         self.peak_bytes = self.peak_bytes.max(self.reserved_bytes());
         if from.speculative() {
@@ -102,6 +103,7 @@ impl Ledger {
             self.speculative_peak_bytes = self.speculative_peak_bytes.max(self.speculative_bytes);
         }
         if let Side::Held(instance, _) = from
+            && emptied
             && self.rows.get(&instance).is_some_and(|row| row.iter().all(|b| *b == 0))
         {
             self.rows.remove(&instance);

@@ -53,7 +53,10 @@ impl Core {
     }
 
     pub(super) fn take_lease(&mut self, id: PageId) {
-        self.withdraw(id);
+        // Nearly all are in use or not the last of a chain: no candidates, which the page alone tells.
+        if self.index.pages.get(id).is_some_and(|page| page.leases == 0 && page.children == 0) {
+            self.withdraw(id);
+        }
         self.clock += 1;
         if let Some(page) = self.index.pages.get_mut(id) {
             page.last_use = self.clock;
@@ -73,10 +76,16 @@ impl Core {
     /// The leases of an operation. With many of them open, pages that one has long leased are in no cache of the
     /// processor, and each waits for memory: counted down side by side first, these waits overlap.
     pub(super) fn drop_leases(&mut self, ids: &[PageId]) {
+        let mut settled = !self.planted(Plant::FreeScrubbed);
         for id in ids {
             if let Some(page) = self.index.pages.get_mut(*id) {
                 page.leases -= 1;
+                // Of what is still leased, or visible and not the last of its chain, nothing comes free.
+                settled &= page.leases > 0 || (page.children > 0 && page.state == PageState::Sealed);
             }
+        }
+        if settled {
+            return;
         }
         for id in ids.iter().rev() {
             self.reconsider(*id);
