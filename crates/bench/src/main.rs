@@ -33,6 +33,10 @@ use report::Row;
 use std::ffi::OsString;
 use std::path::Path;
 
+/// As in the manager, whose core is measured here.
+#[global_allocator]
+static HEAP: orbitkv_shm::Heap = orbitkv_shm::Heap;
+
 /// Where the rows go, beside the table on standard output.
 const SUMMARY: &str = "out/bench/summary.json";
 

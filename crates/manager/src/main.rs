@@ -6,6 +6,10 @@ use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
+/// The core's tables are looked up at random: in huge pages that costs less.
+#[global_allocator]
+static HEAP: orbitkv_shm::Heap = orbitkv_shm::Heap;
+
 fn main() -> ExitCode {
     let invocation = match Invocation::parse(std::env::args_os()) {
         Ok(invocation) => invocation,

@@ -9,6 +9,7 @@ pub mod memory;
 pub mod peer;
 
 mod error;
+mod heap;
 mod huge_pages;
 mod mapping;
 mod place;
@@ -18,6 +19,7 @@ mod segment;
 
 pub use error::ShmError;
 pub use fds::{MAX_FDS, recv_with_fds, send_with_fds};
+pub use heap::Heap;
 pub use huge_pages::{ShmemHugePages, shmem_huge_pages};
 pub use mapping::Mapping;
 pub use memory::{AvailableMemory, available_memory, available_memory_under};
