@@ -1,9 +1,9 @@
 //! Where pages lie.
 
-use crate::page::{Page, Parts};
+use crate::page::{Page, Usage};
 use std::num::NonZeroU32;
 
-/// Pages of one chunk: 6 MiB, three huge pages where the allocator gives those.
+/// Pages of one chunk: 4 MiB, two huge pages where the allocator gives those.
 const CHUNK: usize = 1 << 15;
 
 /// A page while it exists; stale ids find nothing.
@@ -25,6 +25,8 @@ impl PageId {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slab {
     chunks: Vec<Vec<Page>>,
+    /// Of the same places.
+    usage: Vec<Vec<Usage>>,
     /// Places without a page, the one that was left last at the end.
     free: Vec<u32>,
 }
@@ -33,26 +35,33 @@ impl Slab {
     /// # Panics
     /// With 2^32 pages: each has a slot of the pool, which has room for fewer.
     pub(crate) fn insert(&mut self, mut page: Page) -> PageId {
-        if let Some(place) = self.free.pop()
-            && let Some(old) = self.entry(place)
-        {
-            page.version = old.version.wrapping_add(1);
-            let version = NonZeroU32::MIN | page.version;
-            *old = page;
-            return PageId { place, version };
+        let place = self.free.pop().unwrap_or_else(|| self.grow(&page));
+        let version = self.at(place).map_or(0, |old| old.version).wrapping_add(1);
+        page.version = version;
+        if let Some(usage) = self.usage_at(place) {
+            *usage = Usage { version, ..Usage::default() };
         }
-        page.version = 1;
+        if let Some(entry) = self.entry(place) {
+            *entry = page;
+        }
+        PageId { place, version: NonZeroU32::MIN | version }
+    }
+
+    /// A new place, where no page is yet.
+    fn grow(&mut self, page: &Page) -> u32 {
         if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
             self.chunks.push(Vec::with_capacity(CHUNK));
+            self.usage.push(Vec::with_capacity(CHUNK));
         }
         let full = (self.chunks.len() - 1) * CHUNK;
-        let mut place = full;
-        if let Some(chunk) = self.chunks.last_mut() {
-            place += chunk.len();
-            chunk.push(page);
-        }
-        assert!(place < u32::MAX as usize, "more pages than a pool has slots");
-        PageId { place: place as u32, version: NonZeroU32::MIN }
+        let (Some(chunk), Some(usage)) = (self.chunks.last_mut(), self.usage.last_mut()) else {
+            return u32::MAX;
+        };
+        let place = u32::try_from(full + chunk.len()).unwrap_or(u32::MAX);
+        assert!(place < u32::MAX, "more pages than a pool has slots");
+        chunk.push(Page::new(page.key, page.state, (None, 0), 0));
+        usage.push(Usage::default());
+        place
     }
 
     /// Frees the place of a page.
@@ -60,9 +69,26 @@ impl Slab {
         let Some(page) = self.get_mut(id) else {
             return;
         };
-        page.version = page.version.wrapping_add(1);
-        (page.parts, page.saver) = (Parts::new(), None);
+        // Nothing of it stays but the version, and that is nobody's.
+        let version = page.version.wrapping_add(1);
+        *page = Page::new(page.key, page.state, (None, 0), 0);
+        page.version = version;
+        if let Some(usage) = self.usage_at(id.place) {
+            usage.version = version;
+        }
         self.free.push(id.place);
+    }
+
+    /// How a page is used.
+    #[inline]
+    pub(crate) fn usage(&self, id: PageId) -> Option<&Usage> {
+        let usage = self.usage.get(id.place as usize / CHUNK)?.get(id.place as usize % CHUNK)?;
+        (usage.version == id.version.get()).then_some(usage)
+    }
+
+    #[inline]
+    pub(crate) fn usage_mut(&mut self, id: PageId) -> Option<&mut Usage> {
+        self.usage_at(id.place).filter(|usage| usage.version == id.version.get())
     }
 
     #[inline]
@@ -92,10 +118,23 @@ impl Slab {
         Some(PageId { place, version })
     }
 
+    /// Has the lines of a page fetched that a lookup, an answer and a lease need. Of no meaning.
+    #[inline]
+    pub(crate) fn touch(&self, place: u32) -> u32 {
+        let (chunk, at) = (place as usize / CHUNK, place as usize % CHUNK);
+        let page = self.chunks.get(chunk).and_then(|pages| pages.get(at)).map_or(0, |page| page.version);
+        let usage = self.usage.get(chunk).and_then(|usage| usage.get(at)).map_or(0, |usage| usage.version);
+        page ^ usage
+    }
+
     /// All of them, by place.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
         let places = (0..).zip(self.chunks.iter().flatten());
         places.filter_map(|(place, page)| Some((self.id_at(place)?, page)))
+    }
+
+    fn usage_at(&mut self, place: u32) -> Option<&mut Usage> {
+        self.usage.get_mut(place as usize / CHUNK)?.get_mut(place as usize % CHUNK)
     }
 
     fn entry(&mut self, place: u32) -> Option<&mut Page> {

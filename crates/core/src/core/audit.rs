@@ -59,7 +59,7 @@ impl Core {
                 filling += slot_bytes;
             }
             let page = slot.page.and_then(|id| self.index.pages.get(id));
-            let linked = page.is_some_and(|p| p.parts.iter().flatten().any(|part| part.slot == at));
+            let linked = page.is_some_and(|p| p.parts().any(|part| part.slot == at));
             ensure(linked, || format!("{at:?} is in use and belongs to no page"))?;
         }
         ensure(used == self.slots.used_bytes, || "used bytes do not add up".into())?;
@@ -90,14 +90,15 @@ impl Core {
             let sealed = page.state == PageState::Sealed;
             ensure(seen == sealed, || format!("{:?} is {:?}, in the index: {seen}", page.key, page.state))?;
             let held = leases.remove(&id).unwrap_or(0);
-            ensure(held == page.leases, || {
-                format!("{:?} counts {} leases, has {held}", page.key, page.leases)
+            let usage = self.index.pages.usage(id).copied().unwrap_or_default();
+            ensure(held == usage.leases, || {
+                format!("{:?} counts {} leases, has {held}", page.key, usage.leases)
             })?;
             let behind = if sealed { children.remove(&(page.key, page.depth)).unwrap_or(0) } else { 0 };
-            ensure(behind == page.children, || {
-                format!("{:?} counts {} children, has {behind}", page.key, page.children)
+            ensure(behind == usage.children, || {
+                format!("{:?} counts {} children, has {behind}", page.key, usage.children)
             })?;
-            for part in page.parts.iter().flatten() {
+            for part in page.parts() {
                 let slot = self.slots.get(part.slot);
                 ensure(slot.is_some_and(|s| s.page == Some(id)), || format!("{:?} lost {part:?}", page.key))?;
                 let resident = slot.is_some_and(|s| s.state == SlotState::Resident);
@@ -123,8 +124,8 @@ impl Core {
             for owed in &op.owing {
                 *owing.entry(owed.session).or_default() += 1;
                 for page in op.pages.iter().filter_map(|id| self.index.pages.get(*id)) {
-                    let shard = usize::from(owed.rank) % page.parts.len();
-                    if let Some(part) = page.parts[shard] {
+                    let shard = usize::from(owed.rank) % page.shards();
+                    if let Some(part) = page.part(shard) {
                         *readers.entry(part.slot).or_default() += 1;
                     }
                 }
@@ -163,8 +164,8 @@ impl Core {
     /// Reads and writes of the slower tier, and who waits or pays for them.
     fn audit_tier(&self) -> Finding {
         let in_state = |id, of: &dyn Fn(&Slot) -> bool| {
-            let parts = self.index.pages.get(id).map_or(&[][..], |page: &Page| &page.parts);
-            parts.iter().flatten().filter_map(|p| self.slots.get(p.slot)).filter(|s| of(s)).count()
+            let parts = self.index.pages.get(id).into_iter().flat_map(Page::parts);
+            parts.filter_map(|p| self.slots.get(p.slot)).filter(|s| of(s)).count()
         };
         let mut waiting: BTreeMap<Ticket, usize> = BTreeMap::new();
         let mut lingering: BTreeMap<Ticket, (u32, u64)> = BTreeMap::new();

@@ -92,7 +92,7 @@ impl Core {
         let Some(page) = self.index.pages.get(victim.page) else {
             return false;
         };
-        let segments: Vec<SegmentId> = page.parts.iter().flatten().map(|p| p.slot.segment).collect();
+        let segments: Vec<SegmentId> = page.parts().map(|p| p.slot.segment).collect();
         let Some(pages) = self.evictable_pages(&segments) else {
             return false;
         };
@@ -122,7 +122,8 @@ impl Core {
                 let id = slot.page?;
                 let page = self.index.pages.get(id)?;
                 let sealed = self.index.sealed(&page.key) == Some(id);
-                if !sealed || page.leases > 0 || page.writing || slot.readers > 0 || self.is_scrubbed(id) {
+                let leased = self.index.pages.usage(id).is_none_or(|usage| usage.leases > 0);
+                if !sealed || leased || page.writing || slot.readers > 0 || self.is_scrubbed(id) {
                     return None;
                 }
                 pages.push(id);
@@ -135,15 +136,14 @@ impl Core {
 
     /// The defect of evicting without a look at leases.
     fn evict_leased(&mut self, pool: Pool) -> bool {
-        let leased = self
-            .index
-            .pages
-            .iter()
-            .find(|(id, p)| p.leases > 0 && self.as_victim(*id, p).is_some_and(|v| v.pool == pool));
+        let leased =
+            self.index.pages.iter().find(|(id, p)| {
+                self.is_leased(*id) && self.as_victim(*id, p).is_some_and(|v| v.pool == pool)
+            });
         let Some((id, page)) = leased.map(|(id, page)| (id, page.clone())) else {
             return false;
         };
-        for part in page.parts.iter().flatten() {
+        for part in page.parts() {
             self.end_scrub(part.slot);
             if let Some(slot) = self.slots.get_mut(part.slot) {
                 (slot.readers, slot.writing) = (0, false);

@@ -73,7 +73,7 @@ impl Core {
         };
         for id in op.pages.get(range).into_iter().flatten() {
             let page = self.index.pages.get_mut(*id);
-            let bytes = page.map_or(0, |page| std::mem::take(&mut page.ahead_bytes));
+            let bytes = page.map_or(0, |page| page.take_ahead_bytes());
             self.counters.ahead_restored_bytes += bytes;
             if bytes > 0 {
                 self.marks.hit(Mark::AheadRestored);
@@ -132,8 +132,8 @@ impl Core {
             let Some(page) = self.index.pages.get(*id) else {
                 continue;
             };
-            let shard = usize::from(owed.rank) % page.parts.len();
-            let Some(part) = page.parts[shard] else {
+            let shard = usize::from(owed.rank) % page.shards();
+            let Some(part) = page.part(shard) else {
                 continue;
             };
             if let Some(slot) = self.slots.get_mut(part.slot) {

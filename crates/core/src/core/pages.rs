@@ -2,7 +2,7 @@
 
 use super::{Core, Outcome};
 use crate::operation::Operation;
-use crate::page::{Page, PageState};
+use crate::page::{Page, PageState, Usage};
 use crate::policy::{Policy, Pool, Victim};
 use crate::slab::PageId;
 use crate::slots::SlotState;
@@ -13,7 +13,8 @@ impl Core {
     /// The page as a candidate for eviction, if it is one.
     pub(super) fn candidate(&self, id: PageId) -> Option<Victim> {
         let page = self.index.pages.get(id)?;
-        if page.state != PageState::Sealed || page.leases > 0 || page.children > 0 || page.writing {
+        let usage = self.index.pages.usage(id)?;
+        if page.state != PageState::Sealed || usage.leases > 0 || usage.children > 0 || page.writing {
             return None;
         }
         if self.is_scrubbed(id) {
@@ -23,10 +24,16 @@ impl Core {
     }
 
     pub(super) fn as_victim(&self, id: PageId, page: &Page) -> Option<Victim> {
-        let at = page.parts.iter().flatten().next()?.slot;
+        let at = page.parts().next()?.slot;
         let slot_bytes = self.slots.segments.get(&at.segment)?.class.slot_bytes;
         let pool = Pool { namespace: page.key.namespace, slot_bytes };
-        Some(Victim { pool, page: id, last_use: page.last_use })
+        let last_use = self.index.pages.usage(id)?.last_use;
+        Some(Victim { pool, page: id, last_use })
+    }
+
+    /// Whether an operation leases the page.
+    pub(super) fn is_leased(&self, id: PageId) -> bool {
+        self.index.pages.usage(id).is_some_and(|usage| usage.leases > 0)
     }
 
     /// Puts the page before or behind the policy's door, as its state says.
@@ -46,29 +53,29 @@ impl Core {
     pub(super) fn touch(&mut self, id: PageId) {
         self.withdraw(id);
         self.clock += 1;
-        if let Some(page) = self.index.pages.get_mut(id) {
-            page.last_use = self.clock;
+        if let Some(usage) = self.index.pages.usage_mut(id) {
+            usage.last_use = self.clock;
         }
         self.reconsider(id);
     }
 
     pub(super) fn take_lease(&mut self, id: PageId) {
-        // Nearly all are in use or not the last of a chain: no candidates, which the page alone tells.
-        if self.index.pages.get(id).is_some_and(|page| page.leases == 0 && page.children == 0) {
+        // Nearly all are in use or not the last of a chain: no candidates.
+        if self.index.pages.usage(id).is_some_and(|usage| usage.leases == 0 && usage.children == 0) {
             self.withdraw(id);
         }
         self.clock += 1;
-        if let Some(page) = self.index.pages.get_mut(id) {
-            page.last_use = self.clock;
-            page.leases += 1;
+        if let Some(usage) = self.index.pages.usage_mut(id) {
+            usage.last_use = self.clock;
+            usage.leases += 1;
         }
     }
 
     pub(super) fn drop_lease(&mut self, id: PageId) {
-        let Some(page) = self.index.pages.get_mut(id) else {
+        let Some(usage) = self.index.pages.usage_mut(id) else {
             return;
         };
-        page.leases -= 1;
+        usage.leases -= 1;
         self.reconsider(id);
         self.free_condemned(id);
     }
@@ -78,10 +85,10 @@ impl Core {
     pub(super) fn drop_leases(&mut self, ids: &[PageId]) {
         let mut settled = !self.planted(Plant::FreeScrubbed);
         for id in ids {
-            if let Some(page) = self.index.pages.get_mut(*id) {
-                page.leases -= 1;
+            if let Some(usage) = self.index.pages.usage_mut(*id) {
+                usage.leases -= 1;
                 // Of what is still leased, or visible and not the last of its chain, nothing comes free.
-                settled &= page.leases > 0 || (page.children > 0 && page.state == PageState::Sealed);
+                settled &= usage.leases > 0 || usage.children > 0;
             }
         }
         if settled {
@@ -135,9 +142,13 @@ impl Core {
         }
         if let Some(page) = self.index.pages.get_mut(id) {
             page.state = PageState::Sealed;
-            page.saver = None;
-            page.children = children;
-            page.last_use = self.clock;
+            if page.saver().is_some() {
+                page.origin = None;
+            }
+        }
+        if let Some(usage) = self.index.pages.usage_mut(id) {
+            usage.children = children;
+            usage.last_use = self.clock;
         }
         self.reconsider(id);
     }
@@ -149,8 +160,8 @@ impl Core {
             return;
         };
         self.withdraw(above);
-        if let Some(page) = self.index.pages.get_mut(above) {
-            page.children += 1;
+        if let Some(usage) = self.index.pages.usage_mut(above) {
+            usage.children += 1;
         }
     }
 
@@ -164,8 +175,8 @@ impl Core {
             }
             return;
         };
-        if let Some(page) = self.index.pages.get_mut(above) {
-            page.children -= 1;
+        if let Some(usage) = self.index.pages.usage_mut(above) {
+            usage.children -= 1;
         }
         if self.candidate(above).is_some() {
             self.mark(Mark::ParentBecameLeaf);
@@ -177,7 +188,7 @@ impl Core {
         let Some(page) = self.index.pages.get(id) else {
             return;
         };
-        let Some(saver) = &page.saver else {
+        let Some(saver) = page.saver() else {
             return;
         };
         let place = (saver.instance, page.key);
@@ -194,9 +205,10 @@ impl Core {
             return;
         };
         let was = std::mem::replace(&mut page.state, PageState::Condemned);
-        let (key, depth, parent, leased) = (page.key, page.depth, page.parent(), page.leases > 0);
-        let complete = usize::from(page.committed) == page.parts.len();
-        let children = std::mem::take(&mut page.children);
+        let (key, depth, parent) = (page.key, page.depth, page.parent());
+        let complete = usize::from(page.committed) == page.shards();
+        let leased = self.is_leased(id);
+        let children = self.index.pages.usage_mut(id).map_or(0, |usage| std::mem::take(&mut usage.children));
         match was {
             PageState::Condemned => return,
             // It has left the chain already.
@@ -228,14 +240,15 @@ impl Core {
         if self.planted(Plant::FreeScrubbed) {
             self.abandon_scrub(id);
         }
+        let leased = self.is_leased(id);
         let Some(page) = self.index.pages.get_mut(id) else {
             return;
         };
-        if !matches!(page.state, PageState::Condemned | PageState::Spare) || page.leases > 0 {
+        if !matches!(page.state, PageState::Condemned | PageState::Spare) || leased {
             return;
         }
-        for part in &mut page.parts {
-            let Some(at) = part.map(|p| p.slot) else {
+        for shard in 0..page.shards() {
+            let Some(at) = page.part(shard).map(|part| part.slot) else {
                 continue;
             };
             let untouched = self.slots.get(at).is_some_and(|slot| {
@@ -244,11 +257,11 @@ impl Core {
             });
             if untouched {
                 self.slots.free(at);
-                *part = None;
+                page.set_part(at, None);
             }
         }
-        if page.parts.iter().all(Option::is_none) {
-            let ahead = page.ahead_bytes;
+        if page.parts().next().is_none() {
+            let ahead = page.take_ahead_bytes();
             self.index.pages.remove(id);
             if ahead > 0 {
                 self.mark(Mark::AheadUnused);
@@ -319,7 +332,7 @@ impl Core {
     pub(super) fn reset(&mut self, session: SessionId, effects: &mut Vec<Effect>) -> Result<(), Refusal> {
         let namespace = self.namespace_of(session)?;
         self.mark(Mark::Reset);
-        self.condemn_all(|page| page.key.namespace == namespace);
+        self.condemn_all(|page, _| page.key.namespace == namespace);
         if !self.planted(Plant::KeepStored) {
             let stored = self.stored.remove_namespace(namespace);
             self.erase(stored, effects);
@@ -329,13 +342,14 @@ impl Core {
     }
 
     pub(super) fn drop_unleased(&mut self) -> Option<Outcome> {
-        self.condemn_all(|page| page.state == PageState::Sealed && page.leases == 0 && !page.writing);
+        self.condemn_all(|page, usage| page.state == PageState::Sealed && usage.leases == 0 && !page.writing);
         None
     }
 
-    fn condemn_all(&mut self, which: impl Fn(&Page) -> bool) {
+    fn condemn_all(&mut self, which: impl Fn(&Page, &Usage) -> bool) {
         let all = self.index.pages.iter();
-        let ids: Vec<_> = all.filter(|(_, page)| which(page)).map(|(id, p)| (id, p.state)).collect();
+        let which = |id, page| self.index.pages.usage(id).is_some_and(|usage| which(page, usage));
+        let ids: Vec<_> = all.filter(|(id, page)| which(*id, page)).map(|(id, p)| (id, p.state)).collect();
         for (id, state) in ids {
             self.counters.dropped_pages += u64::from(state == PageState::Sealed);
             self.condemn(id);

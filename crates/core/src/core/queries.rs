@@ -252,9 +252,9 @@ impl Core {
             Phase::Ready if op.revoked => OperationOutcome::Miss(MissReason::Expired),
             Phase::Ready | Phase::Restoring | Phase::Draining => {
                 let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));
-                let shards = pages.clone().next().map_or(0, |p| p.parts.len());
+                let shards = pages.clone().next().map_or(0, |p| p.shards());
                 let mut parts = Vec::with_capacity(op.pages.len() * shards);
-                pages.for_each(|page| parts.extend(page.parts.iter().flatten()));
+                pages.for_each(|page| page.append_parts(&mut parts));
                 if op.wanted.recovery {
                     OperationOutcome::Recovered { ranges: recovered(&op.wanted), parts }
                 } else {

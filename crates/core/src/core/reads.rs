@@ -5,11 +5,12 @@ use super::Core;
 use crate::instance::Shape;
 use crate::ledger::Side;
 use crate::loading::Reading;
-use crate::page::{Page, PageState};
+use crate::page::{Origin, Page, PageState};
 use crate::slab::PageId;
 use crate::slots::{Class, SlotState};
 use crate::stored::StoredPage;
 use crate::{Effect, Mark, PageKey, PagePart, Phase, Plant, ShardId, SlotRef, StoredName, Ticket};
+use smallvec::SmallVec;
 
 impl Core {
     pub(super) fn join_read(&mut self, ticket: Ticket, at: usize, page: PageId) {
@@ -53,17 +54,20 @@ impl Core {
         let id = self.index.pages.insert(Page::new(key, PageState::Reading, chained, stored.payload_bytes()));
         self.mark(Mark::ReadBegun);
         let ahead = self.operations.get(&ticket).is_some_and(|op| op.phase.speculative());
+        let mut parts: SmallVec<[PagePart; 1]> = SmallVec::new();
         for (shard, part) in shards.zip(&stored.parts) {
             let slot = self.slots.take(class(shard), id, SlotState::Reading)?;
-            if let Some(page) = self.index.pages.get_mut(id) {
-                page.parts.push(Some(PagePart { slot, crc: part.crc }));
-            }
+            parts.push(PagePart { slot, crc: part.crc });
             let (extent, payload_bytes, crc) = (part.extent, stored.payload_bytes(), part.crc);
             let name = StoredName { namespace, group: key.group, hash: key.hash, shard };
             effects.push(Effect::Read { slot, extent, name, payload_bytes, crc, ticket, urgent: !ahead });
         }
         self.index.reading.insert(key, id);
-        if let Some(parent) = self.index.pages.get(id).and_then(Page::parent) {
+        let parent = self.index.pages.get_mut(id).and_then(|page| {
+            page.set_parts(&parts);
+            page.parent()
+        });
+        if let Some(parent) = parent {
             self.link(parent);
         }
         let (waiters, lingerers) = Default::default();
@@ -147,10 +151,9 @@ impl Core {
         let Some(page) = self.index.pages.get_mut(id) else {
             return;
         };
-        let slots =
-            page.parts.iter().flatten().filter_map(|part| self.slots.segments.get(&part.slot.segment));
+        let slots = page.parts().filter_map(|part| self.slots.segments.get(&part.slot.segment));
         let bytes = slots.map(|segment| segment.class.slot_bytes).sum();
-        page.ahead_bytes = bytes;
+        page.origin = Some(Box::new(Origin::Ahead { bytes }));
         self.counters.ahead_read_bytes += bytes;
     }
 

@@ -4,7 +4,7 @@ use super::Core;
 use super::eviction::Room;
 use crate::instance::Shape;
 use crate::operation::digest;
-use crate::page::{Page, PageState, Saver};
+use crate::page::{Origin, Page, PageState, Saver};
 use crate::save::Save;
 use crate::slab::PageId;
 use crate::slots::{Class, SlotState};
@@ -234,7 +234,7 @@ impl Core {
         let Ticket { session, operation, .. } = ticket;
         let saver = Saver { instance: target.instance, session, operation };
         let mut page = Page::new(key, PageState::Filling, (parent_hash, depth), target.shape.payload_bytes);
-        page.saver = Some(Box::new(saver));
+        page.origin = Some(Box::new(Origin::Saved(saver)));
         let id = self.index.pages.insert(page);
         let mut parts = Vec::with_capacity(writers.len());
         for &(class, writer) in writers {
@@ -250,7 +250,7 @@ impl Core {
         assert_eq!(parts.len(), writers.len(), "room was made for every shard");
         let page = self.index.pages.get_mut(id);
         let parent = page.and_then(|page| {
-            page.parts = parts.iter().copied().map(Some).collect();
+            page.set_parts(&parts);
             page.parent()
         });
         if let Some(parent) = parent {
@@ -305,10 +305,8 @@ impl Core {
             return Err(Refusal::WrongPage);
         }
         page.committed += 1;
-        for part in page.parts.iter_mut().flatten().filter(|p| p.slot == at) {
-            part.crc = crc;
-        }
-        let (state, complete) = (page.state, usize::from(page.committed) == page.parts.len());
+        page.set_part(at, Some(PagePart { slot: at, crc }));
+        let (state, complete) = (page.state, usize::from(page.committed) == page.shards());
         self.end_fill(id, at, SlotState::Resident);
         match (state, complete) {
             (PageState::Condemned, _) => {
@@ -337,7 +335,7 @@ impl Core {
         let (SlotState::Filling(writer), Some(id)) = (slot.state, slot.page) else {
             return Err(Refusal::NotInCustody);
         };
-        let owner = self.index.pages.get(id).and_then(|p| p.saver.as_ref()).map(|saver| saver.session);
+        let owner = self.index.pages.get(id).and_then(Page::saver).map(|saver| saver.session);
         if session != writer && Some(session) != owner {
             return Err(Refusal::NotInCustody);
         }

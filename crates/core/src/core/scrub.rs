@@ -3,7 +3,7 @@
 //! A slot that is being read for it is in custody: its page may be forgotten meanwhile, its memory is not reused.
 
 use super::{Core, Outcome};
-use crate::page::PageState;
+use crate::page::{Page, PageState};
 use crate::slab::PageId;
 use crate::slots::SlotState;
 use crate::{Effect, Event, Mark, PagePart, Plant, SegmentId, SlotRef};
@@ -89,8 +89,8 @@ impl Core {
         let slot = self.slots.get(at).filter(|slot| slot.state == SlotState::Resident)?;
         let id = slot.page?;
         let page = self.index.pages.get(id).filter(|page| page.state == PageState::Sealed)?;
-        let PagePart { crc, .. } = page.parts.iter().flatten().find(|part| part.slot == at)?;
-        Some((id, page.payload_bytes, *crc))
+        let PagePart { crc, .. } = page.parts().find(|part| part.slot == at)?;
+        Some((id, page.payload_bytes, crc))
     }
 
     fn begin_scrub(&mut self, at: SlotRef, id: PageId) {
@@ -141,10 +141,9 @@ impl Core {
 
     /// The defect of freeing slots under the check: its books stay consistent, so that the checkers must find it.
     pub(super) fn abandon_scrub(&mut self, id: PageId) {
-        let going =
-            self.index.pages.get(id).filter(|page| page.state == PageState::Condemned && page.leases == 0);
-        let slots: Vec<SlotRef> =
-            going.iter().flat_map(|page| &page.parts).flatten().map(|p| p.slot).collect();
+        let condemned = self.index.pages.get(id).filter(|page| page.state == PageState::Condemned);
+        let going = condemned.filter(|_| !self.is_leased(id));
+        let slots: Vec<SlotRef> = going.into_iter().flat_map(Page::parts).map(|p| p.slot).collect();
         for slot in slots {
             self.end_scrub(slot);
         }

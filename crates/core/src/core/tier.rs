@@ -38,8 +38,8 @@ impl Core {
             return;
         };
         page.writing = true;
-        let shards = page.parts.len();
-        for (shard, part) in (0..).map(ShardId).zip(page.parts.iter().flatten()) {
+        let shards = page.shards();
+        for (shard, part) in (0..).map(ShardId).zip(page.parts()) {
             if let Some(slot) = self.slots.get_mut(part.slot) {
                 slot.writing = true;
             }
@@ -91,7 +91,7 @@ impl Core {
         let slot = self.slots.get_mut(at).filter(|slot| slot.writing)?;
         slot.writing = false;
         let id = slot.page?;
-        let shard = self.index.pages.get(id)?.parts.iter().position(|p| p.is_some_and(|p| p.slot == at))?;
+        let shard = self.index.pages.get(id)?.each_shard().position(|p| p.is_some_and(|p| p.slot == at))?;
         let write = self.writes.get_mut(&id)?;
         write.extents[shard] = extent;
         write.pending -= 1;
@@ -109,8 +109,8 @@ impl Core {
         page.writing = false;
         let whole: Option<StoredParts> = extents
             .iter()
-            .zip(&page.parts)
-            .map(|(extent, part)| Some(StoredPart { extent: (*extent)?, crc: part.as_ref()?.crc }))
+            .zip(page.each_shard())
+            .map(|(extent, part)| Some(StoredPart { extent: (*extent)?, crc: part?.crc }))
             .collect();
         let (key, sealed) = (page.key, page.state == PageState::Sealed);
         let (parent_hash, depth, payload_bytes) = (page.parent_hash, page.depth, page.payload_bytes);

@@ -1,7 +1,7 @@
 //! Who may write into a slot, and how that ends: by commit, by giving back, or by evidence.
 
 use super::Core;
-use crate::page::Saver;
+use crate::page::{Page, Saver};
 use crate::slab::PageId;
 use crate::slots::SlotState;
 use crate::{Mark, Plant, SessionId, SlotRef};
@@ -22,7 +22,7 @@ impl Core {
         if let Some(worker) = self.sessions.get_mut(&writer) {
             worker.writing -= 1;
         }
-        if let Some(saver) = self.index.pages.get(id).and_then(|p| p.saver.as_deref().copied()) {
+        if let Some(saver) = self.index.pages.get(id).and_then(Page::saver) {
             self.close_save_slot(saver);
         }
         self.forget_idle_session(writer);
@@ -83,8 +83,7 @@ impl Core {
         let written =
             |s: SlotState| matches!(s, SlotState::Filling(w) | SlotState::Quarantined(w) if w == worker);
         let owned = |id: Option<PageId>| {
-            let saver =
-                id.and_then(|id| self.index.pages.get(id)).and_then(|p| p.saver.as_ref()).map(|s| s.session);
+            let saver = id.and_then(|id| self.index.pages.get(id)).and_then(Page::saver).map(|s| s.session);
             owner.is_none_or(|o| saver == Some(o))
         };
         let used = self.slots.used();
