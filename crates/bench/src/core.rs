@@ -2,7 +2,7 @@
 //! that a busy host only shows by its caches.
 
 use crate::memory::heap_bytes;
-use crate::mix::{MIX, Turn};
+use crate::mix::MIX;
 use crate::report::{Row, Target};
 use crate::rounds::{Measured, median_of_five};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +13,10 @@ use orbitkv_core::{
 };
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
+
+mod mixed;
+
+use mixed::Mixed;
 
 const GROUP: GroupId = GroupId(0);
 const PAGE_BYTES: u64 = 4096;
@@ -58,15 +62,6 @@ struct World {
     turn: usize,
     /// What the next repetition of the mix asks for, one query after the other.
     asked: Vec<BlockHash>,
-}
-
-/// What a run of the mix has done.
-#[derive(Clone, Copy, Default)]
-struct Mixed {
-    events: usize,
-    lookups: usize,
-    /// Time of this thread.
-    micros: f64,
 }
 
 /// As even as a real digest.
@@ -206,81 +201,6 @@ impl World {
     fn next_chain(&mut self) -> usize {
         self.turn += 1;
         self.turn * STRIDE % (PAGES / QUERY_PAGES) * QUERY_PAGES
-    }
-
-    /// Writes down what one repetition of the mix will ask for. A manager has just read those hashes from a
-    /// socket, so they are in the processor's cache; here they would come out of a list of all pages, which is
-    /// memory that the core never sees.
-    fn read_requests(&mut self) {
-        self.asked.clear();
-        for _ in MIX.iter().filter(|turn| matches!(turn, Turn::Query | Turn::Revise)) {
-            let first = self.next_chain();
-            self.asked.extend(self.hashes.iter().skip(first).take(QUERY_PAGES));
-        }
-    }
-
-    /// Runs the mix for `events` events, rounded up to whole repetitions. Only the core's work is timed.
-    fn run_mix(&mut self, events: usize) -> Result<Mixed> {
-        let mut mixed = Mixed::default();
-        let mut writing = None;
-        for _ in 0..events.div_ceil(MIX.len()) {
-            self.read_requests();
-            let asked = std::mem::take(&mut self.asked);
-            let mut queries = asked.chunks_exact(QUERY_PAGES);
-            let start = busy_us();
-            for turn in &MIX {
-                mixed.lookups += self.take_turn(*turn, &mut queries, &mut writing)?;
-            }
-            mixed.micros += busy_us() - start;
-            mixed.events += MIX.len();
-            self.asked = asked;
-        }
-        Ok(mixed)
-    }
-
-    /// One event of the mix; the hashes that were looked up.
-    fn take_turn<'a>(
-        &mut self,
-        turn: Turn,
-        queries: &mut impl Iterator<Item = &'a [BlockHash]>,
-        writing: &mut Option<(SlotRef, BlockHash)>,
-    ) -> Result<usize> {
-        match turn {
-            Turn::Query | Turn::Revise => {
-                if turn == Turn::Query {
-                    let open = self.next_open();
-                    self.open.push_back(open);
-                } else {
-                    self.open.back_mut().context("an open demand to revise")?.revision.0 += 1;
-                }
-                let open = *self.open.back().context("an open demand")?;
-                let hashes = queries.next().context("hashes to ask for")?;
-                query(&mut self.core, &mut self.now, &mut self.effects, open, hashes)?;
-                return Ok(hashes.len());
-            }
-            Turn::Release => {
-                let open = self.oldest()?;
-                self.release(open)?;
-            }
-            Turn::Cancel => {
-                let Open { session, operation, revision } = self.oldest()?;
-                self.step(Event::Cancel { session, operation, revision })?;
-            }
-            Turn::Reserve => {
-                let hash = hash(self.saved);
-                self.saved += 1;
-                let hashes = [hash];
-                let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &hashes };
-                let slot = self.reserve(&request)?.first().copied().context("a slot to save into")?;
-                *writing = Some((slot, hash));
-                return Ok(1);
-            }
-            Turn::Commit => {
-                let (slot, hash) = writing.take().context("a slot to commit")?;
-                self.step(Event::Commit { session: worker(0), slot, hash, crc: 1 })?;
-            }
-        }
-        Ok(0)
     }
 }
 

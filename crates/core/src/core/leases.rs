@@ -3,6 +3,7 @@
 use super::Core;
 use crate::ledger::{Account, Side};
 use crate::operation::{Handed, Operation, Owing};
+use crate::page::Page;
 use crate::{GroupId, InstanceId, Mark, Phase, Plant, Refusal, Role, SessionId, Ticket, Trigger};
 use std::ops::Range;
 
@@ -73,7 +74,7 @@ impl Core {
         };
         for id in op.pages.get(range).into_iter().flatten() {
             let page = self.index.pages.get_mut(*id);
-            let bytes = page.map_or(0, |page| page.take_ahead_bytes());
+            let bytes = page.map_or(0, Page::take_ahead_bytes);
             self.counters.ahead_restored_bytes += bytes;
             if bytes > 0 {
                 self.marks.hit(Mark::AheadRestored);

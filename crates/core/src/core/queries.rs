@@ -5,6 +5,7 @@ use super::timers::NEVER;
 use crate::instance::Shape;
 use crate::ledger::Account;
 use crate::operation::{Ask, Handed, Operation};
+use crate::page::Page;
 use crate::session::Session;
 use crate::wanted::Wanted;
 use crate::{
@@ -252,7 +253,7 @@ impl Core {
             Phase::Ready if op.revoked => OperationOutcome::Miss(MissReason::Expired),
             Phase::Ready | Phase::Restoring | Phase::Draining => {
                 let pages = op.pages.iter().filter_map(|id| self.index.pages.get(*id));
-                let shards = pages.clone().next().map_or(0, |p| p.shards());
+                let shards = pages.clone().next().map_or(0, Page::shards);
                 let mut parts = Vec::with_capacity(op.pages.len() * shards);
                 pages.for_each(|page| page.append_parts(&mut parts));
                 if op.wanted.recovery {
