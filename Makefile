@@ -6,6 +6,7 @@
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
 #   PREPARE=on        `make demo` also reads ahead from the SSD for requests that wait
 #   PYTHON=python3    Python 3.11 or 3.12 that the environments are made from
+#   GPU_PYTHON=python3, GPU_BUDGET_S=600, GPU_OUT=DIR   interpreter, time and folder of gpu-bench, gpu-test
 #   ORBITKV_VENV_CACHE=DIR   (environment) keep the engine environment outside the checkout
 
 SHELL := /bin/bash
@@ -17,6 +18,9 @@ SEEDS ?= 20000
 PLANT ?=
 PREPARE ?=
 PYTHON ?= python3
+GPU_PYTHON ?= python3
+GPU_BUDGET_S ?= 600
+GPU_OUT ?= $(or $(OUT),out/gpu)
 
 TOOLS := .venv/tools/bin
 ENGINE_PYTHON := .venv/$(ENGINE)/bin/python
@@ -33,10 +37,10 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-models test-python test-wheel sim bench bench-engine lint wheel wheel-test-hooks clean
+.PHONY: help setup setup-tools demo test test-rust test-models test-python test-wheel sim bench bench-engine gpu-bench gpu-test lint wheel wheel-test-hooks clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   /  /p' Makefile
 
 setup: setup-tools ## check the compilers, create the engine environment and the tiny model
@@ -98,6 +102,13 @@ bench-engine: wheel
 	@$(ENGINE_PYTHON) $(PIP) --target $(BENCHED) dist/orbitkv-*.whl
 	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
 	    $(ENGINE_PYTHON) benches/save_cost.py out/bench/summary.json
+
+# These two need no build and no network: a GPU, and vLLM and an installed wheel for GPU_PYTHON.
+gpu-bench: ## measure beside vLLM's own offload and PegaFlow on a host with a GPU; the table comes last
+	@$(GPU_PYTHON) -m benches.gpu.run bench --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
+
+gpu-test: ## test restores, restarts and deaths on a host with a GPU
+	@$(GPU_PYTHON) -m benches.gpu.run test --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
 
 lint: setup-tools ## check format, lints, dependency licences and sources
 	cargo fmt --all --check

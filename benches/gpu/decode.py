@@ -1,0 +1,97 @@
+"""What background copies cost requests that decode, and what saving costs an engine that only misses.
+
+*Copies*: eight requests decode; their tokens are timed alone, then beside restores of long prompts that
+follow each other without a pause, in turn. The engine's own memory is too small for these prompts, so each
+is restored whole. *Steps*: the same beside short prompts, whose restores share a step with the decoding
+requests. *Misses*: two engines answer the same number of new prompts in turn, one without a connector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benches.gpu.prompts import BLOCK_TOKENS
+from benches.gpu.run_context import Run, rotated
+from benches.gpu.systems import NATIVE, ORBITKV, System
+
+PART = "decode"
+# Of engines that run already.
+ESTIMATE_S = 90
+STEPS_S = 30
+REQUESTS, PROMPT_TOKENS, STEPS, ROUNDS = 8, 512, 400, 3
+LONG_TOKENS, LONG_PROMPTS = 16 * 1024, 4
+SHORT_TOKENS, SHORT_PROMPTS, SHORT_GAP_MS = 1024, 48, 60.0
+MISS_PROMPTS, MISS_TOKENS, MISS_OUTPUT, MISS_ROUNDS = 24, 2048, 32, 5
+
+
+def measure(run: Run, systems: list[System]) -> None:
+    """All three, of the running systems `orbitkv` and `native`."""
+    for system in systems:
+        system.engine.call("ask_all", _prompts(run, 8, PROMPT_TOKENS), 8, within_s=300)
+    for system in (system for system in systems if system.name == ORBITKV):
+        _beside(run, system, "copies", LONG_TOKENS, LONG_PROMPTS, gap_ms=0.0)
+        if run.budget.allows(STEPS_S):
+            _beside(run, system, "steps", SHORT_TOKENS, SHORT_PROMPTS, gap_ms=SHORT_GAP_MS)
+    if {system.name for system in systems} == {ORBITKV, NATIVE}:
+        _misses(run, systems)
+
+
+def _prompts(run: Run, count: int, tokens: int) -> list[list[int]]:
+    # One token more than whole blocks: all of it can be restored, and one token is computed.
+    return [run.seeds.new(run.tokens(tokens) + 1) for _ in range(count)]
+
+
+def _beside(run: Run, system: System, kind: str, tokens: int, count: int, gap_ms: float) -> None:
+    """Rows of decoding alone and beside restores, in turn."""
+    prompts = _prompts(run, count, tokens)
+    for prompt in prompts:
+        system.engine.call("ask", prompt, within_s=120)
+        system.wait_saved()
+    steps = STEPS // 8 if run.is_dry_run else STEPS
+    for number in range(ROUNDS):
+        for beside in (False, True) if number % 2 == 0 else (True, False):
+            background = {"prompts": prompts, "depth": 1, "gap_ms": gap_ms} if beside else None
+            before = _restored_pages(system)
+            result = system.engine.call(
+                "decode", REQUESTS, run.tokens(PROMPT_TOKENS), steps, 7_000_000 + 100 * number, background
+            )
+            result["restored_pages"] = _restored_pages(system) - before
+            system.wait_saved()
+            _add_decoding(run, system, kind, beside, number, result)
+    run.say(f"decode {kind}: done, {run.budget.left_s:.0f} s left")
+
+
+def _restored_pages(system: System) -> int:
+    return 0 if system.manager is None else system.manager.status()["counters"]["restored_pages"]
+
+
+def _add_decoding(
+    run: Run, system: System, kind: str, beside: bool, number: int, result: dict[str, Any]
+) -> None:
+    page_bytes = BLOCK_TOKENS * run.settings().shape.kv_bytes_per_token()
+    values = {
+        "background": beside,
+        "round": number,
+        "intervals_ms": [round(value, 3) for value in result["intervals_ms"]],
+        "seconds": round(result["seconds"], 3),
+        "background_finished": result["background_finished"],
+        "restored_pages": result["restored_pages"],
+        "background_gb_s": round(result["restored_pages"] * page_bytes / result["seconds"] / 1e9, 3),
+    }
+    run.rows.add(PART, system=system.name, kind=kind, **values)
+
+
+def _misses(run: Run, systems: list[System]) -> None:
+    """Rows of tokens a second with nothing but new prompts."""
+    for number in range(MISS_ROUNDS + 1):
+        if not run.budget.allows(15):
+            return
+        for system in rotated(systems, number):
+            prompts = _prompts(run, MISS_PROMPTS, MISS_TOKENS)
+            result = system.engine.call("ask_all", prompts, MISS_OUTPUT, within_s=300)
+            system.wait_saved()
+            tokens = sum(len(prompt) + MISS_OUTPUT for prompt in prompts)
+            cached = sum(answer["cached"] for answer in result["answers"])
+            if number > 0:  # the first warms up
+                values = {"tokens_per_s": round(tokens / result["seconds"], 1), "cached": cached}
+                run.rows.add(PART, system=system.name, kind="misses", round=number, **values)
+    run.say(f"decode misses: done, {run.budget.left_s:.0f} s left")

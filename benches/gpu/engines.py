@@ -1,0 +1,30 @@
+"""Parts that need all systems side by side: their engines start once, and serve several measurements."""
+
+from __future__ import annotations
+
+from benches.gpu import decode, ttft
+from benches.gpu.run_context import Run
+from benches.gpu.systems import NATIVE, ORBITKV
+
+COMPILED_S = ttft.ESTIMATES_S["compiled"] + decode.ESTIMATE_S
+EAGER_S = ttft.ESTIMATES_S["eager"]
+
+
+def compiled(run: Run) -> None:
+    """Engines as users run them: compiled, with CUDA graphs, the core in a process of its own."""
+    with run.started("compiled", run.systems, run.settings()) as systems:
+        ttft.measure(run, "compiled", systems)
+        staying = [system for system in systems if system.name in (ORBITKV, NATIVE)]
+        for system in systems:
+            if system not in staying:
+                system.close()
+        if run.budget.allows(decode.ESTIMATE_S / 2):
+            decode.measure(run, staying)
+        else:
+            run.rows.add(decode.PART, kind="missing", reason=f"{run.budget.left_s:.0f} s were left")
+
+
+def eager(run: Run) -> None:
+    """Engines without compilation and graphs."""
+    with run.started("eager", run.systems, run.settings(is_eager=True)) as systems:
+        ttft.measure(run, "eager", systems)

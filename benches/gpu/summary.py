@@ -1,0 +1,79 @@
+"""What a run leaves: `summary.json`, `figures.json`, `manifest.json`, and the table that is printed last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benches.gpu import figures
+from benches.gpu.rows import Rows
+from benches.gpu.targets import verdicts
+
+
+def publish(rows: Rows, manifest: dict[str, Any], out: Path) -> str:
+    """Writes the files and returns the table. Works on the rows of a run that was cut short as well.
+
+    `summary.json` is a list of `{"system", "tokens", "ttft_ms_median", "ttft_ms_min", "ttft_ms_max", "n"}`
+    of engines as users run them (compiled); `figures.json` has the other modes, and the verdicts."""
+    compiled = figures.ttft_systems(rows, "compiled")
+    judged = verdicts(rows)
+    others = {
+        "compiled, 10 % new tokens": figures.ttft_systems(rows, "compiled", "+suffix"),
+        "eager": figures.ttft_systems(rows, "eager"),
+        "eager, 10 % new tokens": figures.ttft_systems(rows, "eager", "+suffix"),
+        "verdicts": [vars(verdict) for verdict in judged],
+        "missing": [row for row in rows.all if row.get("kind") in ("missing", "failed")],
+    }
+    for name, content in (("summary", compiled), ("figures", others), ("manifest", manifest)):
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    lines = []
+    for mode, suffix in (("compiled", ""), ("compiled", "+suffix"), ("eager", ""), ("eager", "+suffix")):
+        lines += _times(rows, mode, suffix)
+    lines += _decoding(rows)
+    width = max(len(verdict.target) for verdict in judged)
+    lines += ["", f"{'target':<{width}}  {'seen':<44} {'limit':<26} verdict"]
+    for verdict in judged:
+        line = f"{verdict.target:<{width}}  {verdict.figure:<44} {verdict.limit:<26} {verdict.verdict}"
+        lines.append(line)
+    table = "\n".join(lines)
+    (out / "table.txt").write_text(table + "\n")
+    return table
+
+
+def _times(rows: Rows, mode: str, suffix: str) -> list[str]:
+    entries = figures.ttft_systems(rows, mode, suffix)
+    if not entries:
+        return []
+    lengths = figures.ttft_lengths(rows, mode)
+    title = f"TTFT ms, {mode}{', 10 % new tokens' if suffix else ''}: median (least..most, n)"
+    lines = ["", title, f"{'':<14}" + "".join(f"{tokens:>28}" for tokens in lengths)]
+    for system in dict.fromkeys(entry["system"] for entry in entries):
+        cells = []
+        for tokens in lengths:
+            found = [entry for entry in entries if (entry["system"], entry["tokens"]) == (system, tokens)]
+            cells.append(_cell(found[0]) if found else "-")
+        lines.append(f"{system:<14}" + "".join(f"{cell:>28}" for cell in cells))
+    return lines
+
+
+def _cell(entry: dict[str, Any]) -> str:
+    low, high = entry["ttft_ms_min"], entry["ttft_ms_max"]
+    return f"{entry['ttft_ms_median']:.1f} ({low:.1f}..{high:.1f}, {entry['n']})"
+
+
+def _decoding(rows: Rows) -> list[str]:
+    lines = []
+    for kind in ("copies", "steps"):
+        for background in (False, True):
+            values = figures.intervals(rows, "decode", kind, background)
+            if not values:
+                continue
+            found = rows.of("decode", kind=kind, background=background)
+            copied = sum(row["background_gb_s"] for row in found) / len(found)
+            p50, p99 = (figures.percentile(values, percent) for percent in (50, 99))
+            beside = f"beside {copied:.1f} GB/s" if background else "alone"
+            lines.append(
+                f"decoding ({kind}), {beside}: p50 {p50:.2f} p99 {p99:.2f} worst {max(values):.2f} ms"
+            )
+    return ["", *lines] if lines else []

@@ -1,0 +1,165 @@
+"""What a run is to show, and what it showed: one verdict a line. Times are judged here and in no test."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benches.gpu import figures
+from benches.gpu.model import QWEN3_8B
+from benches.gpu.prompts import restorable_tokens
+from benches.gpu.rows import Rows
+from benches.gpu.settings import GIB
+from benches.gpu.systems import NATIVE, OFFLOAD, ORBITKV, PEGAFLOW
+
+LEAST_SAMPLES, LEAST_PEER_SAMPLES = 9, 5
+# The connector's default, in milliseconds: how long restores may delay a step that decodes.
+SYNC_MAX_MS = 4.0
+MET, MISSED, NOT_RUN = "met", "MISSED", "not run"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`figure` and `limit` are in the words of the table."""
+
+    target: str
+    verdict: str
+    figure: str = ""
+    limit: str = ""
+
+
+def verdicts(rows: Rows) -> list[Verdict]:
+    """All targets, also those that were not run."""
+    found: list[Verdict] = []
+    for mode in ("compiled", "eager"):
+        found += _ttft(rows, mode)
+    found += [*_inter_token(rows), *_worst_step(rows), *_misses(rows)]
+    found += [*_registration(rows), *_start(rows), *_bytes(rows), *_variants(rows)]
+    return found
+
+
+def _judged(target: str, figure: float, limit: float, unit: str, *, at_least: bool = False) -> Verdict:
+    met = figure >= limit if at_least else figure <= limit
+    sign = "≥" if at_least else "≤"
+    return Verdict(target, MET if met else MISSED, f"{figure:.2f} {unit}", f"{sign} {limit:.2f} {unit}")
+
+
+def _ttft(rows: Rows, mode: str) -> Iterator[Verdict]:
+    lengths = figures.ttft_lengths(rows, mode)
+    if not lengths:
+        yield Verdict(f"TTFT of a restore, {mode}", NOT_RUN)
+    for tokens in lengths:
+        name = f"TTFT of a restore, {mode}, {tokens} tokens"
+        ours = figures.ttft(rows, mode, "restore", ORBITKV, tokens)
+        hit = figures.ttft(rows, mode, "hbm-hit", NATIVE, tokens)
+        wire = figures.wire_gb_s(rows, "h2d")
+        if ours is None or hit is None or wire is None:
+            yield Verdict(name, NOT_RUN)
+            continue
+        transfer_ms = restorable_tokens(tokens) * QWEN3_8B.kv_bytes_per_token() / wire / 1e6
+        limit = max(1.15 * transfer_ms + 3, hit["median"] + 4)
+        verdict = _judged(
+            f"{name}: transfer {transfer_ms:.1f}, hit {hit['median']:.1f}", ours["median"], limit, "ms"
+        )
+        yield verdict if ours["n"] >= LEAST_SAMPLES else Verdict(name, NOT_RUN, f"n = {ours['n']}")
+        peers = [figures.ttft(rows, mode, "restore", peer, tokens) for peer in (OFFLOAD, PEGAFLOW)]
+        enough = [peer["median"] for peer in peers if peer is not None and peer["n"] >= LEAST_PEER_SAMPLES]
+        if len(enough) == len(peers):
+            yield _judged(f"{name}: against the best peer", ours["median"], 1.02 * min(enough), "ms")
+        else:
+            yield Verdict(f"{name}: against the best peer", NOT_RUN, f"{len(enough)} of {len(peers)} peers")
+
+
+def _inter_token(rows: Rows) -> Iterator[Verdict]:
+    alone = figures.intervals(rows, "decode", "copies", background=False)
+    beside = figures.intervals(rows, "decode", "copies", background=True)
+    copied = sum(row["restored_pages"] for row in rows.of("decode", kind="copies", background=True))
+    for percent, factor in ((50, 1.05), (99, 1.2)):
+        name = f"inter-token latency beside copies, p{percent}"
+        if not alone or not beside or not copied:
+            yield Verdict(name, NOT_RUN, "nothing was copied" if beside else "")
+            continue
+        limit = factor * figures.percentile(alone, percent)
+        yield _judged(name, figures.percentile(beside, percent), limit, "ms")
+
+
+def _worst_step(rows: Rows) -> Iterator[Verdict]:
+    name = "worst step with restores inside it"
+    alone = figures.intervals(rows, "decode", "steps", background=False)
+    beside = figures.intervals(rows, "decode", "steps", background=True)
+    copied = sum(row["restored_pages"] for row in rows.of("decode", kind="steps", background=True))
+    if not alone or not beside or not copied:
+        yield Verdict(name, NOT_RUN, "nothing was restored" if beside else "")
+    else:
+        yield _judged(name, max(beside), statistics.median(alone) + SYNC_MAX_MS + 2, "ms")
+
+
+def _misses(rows: Rows) -> Iterator[Verdict]:
+    name = "throughput of misses, of that without a connector"
+    ours, native = (
+        [row["tokens_per_s"] for row in rows.of("decode", kind="misses", system=system) if not row["cached"]]
+        for system in (ORBITKV, NATIVE)
+    )
+    if ours and native:
+        yield _judged(name, statistics.median(ours) / statistics.median(native), 0.99, "x", at_least=True)
+    else:
+        yield Verdict(name, NOT_RUN)
+
+
+def _registration(rows: Rows) -> Iterator[Verdict]:
+    name = "longest delay of a step while 16 GiB are registered"
+    alone = figures.intervals(rows, "registration", "steps", background=False)
+    found = rows.of("registration", kind="steps", background=True)
+    if not alone or not found or not found[0]["restored_pages"]:
+        yield Verdict(name, NOT_RUN, "nothing was restored" if found else "")
+        return
+    delay = max(found[0]["intervals_ms"]) - statistics.median(alone)
+    yield _judged(f"{name} ({found[0]['pool_bytes'] / GIB:.1f} GiB)", delay, 20, "ms")
+
+
+def _start(rows: Rows) -> Iterator[Verdict]:
+    name = "start of the engine, longer than without"
+    ours, native = (
+        [row["start_s"] for row in rows.of("registration", kind="start", system=system)]
+        for system in (ORBITKV, NATIVE)
+    )
+    if ours and native:
+        yield _judged(name, statistics.median(ours) - statistics.median(native), 2, "s")
+    else:
+        yield Verdict(name, NOT_RUN)
+
+
+def _bytes(rows: Rows) -> Iterator[Verdict]:
+    name = "bytes restored and compared on the device"
+    found = rows.of("byte-gate", kind="gate")
+    restored = sum(row["bytes"] for row in found)
+    if not restored:
+        yield Verdict(name, NOT_RUN, "nothing came back" if found else "")
+        return
+    differing = sum(row["differing_bytes"] for row in found)
+    control = all(row["control_blocks"] == row["blocks"] == row["distinct"] for row in found)
+    met = restored >= 100 * GIB and differing == 0 and control
+    figure = f"{restored / GIB:.1f} GiB, {differing} differ, control {'differs' if control else 'DOES NOT'}"
+    yield Verdict(name, MET if met else MISSED, figure, "≥ 100 GiB, 0 differ")
+
+
+def _variants(rows: Rows) -> Iterator[Verdict]:
+    found = rows.of("byte-gate-variants")
+    if not found:
+        yield Verdict("bytes of other types and layouts", NOT_RUN)
+    names = {str(row["variant"]): row["variant"] for row in found}
+    for variant in names.values():
+        of_it = [row for row in found if row["variant"] == variant and row["kind"] == "gate"]
+        name = "bytes, " + ", ".join(f"{key} {value}" for key, value in variant.items())
+        restored = sum(row["bytes"] for row in of_it)
+        if not restored:
+            why = next((row["reason"] for row in found if row["variant"] == variant and "reason" in row), "")
+            yield Verdict(name, NOT_RUN, why.strip().splitlines()[-1][:60] if why else "nothing came back")
+            continue
+        differing = sum(row["differing_bytes"] for row in of_it)
+        control = all(row["control_blocks"] == row["blocks"] for row in of_it)
+        figure = f"{restored / GIB:.2f} GiB, {differing} differ"
+        yield Verdict(
+            name, MET if differing == 0 and control else MISSED, figure, "0 differ, control differs"
+        )

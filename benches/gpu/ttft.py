@@ -1,0 +1,130 @@
+"""Time to the first token of one request alone: computed, found in the engine's own cache, or restored
+after that cache was reset; all systems side by side on one GPU, another one first in each round.
+
+A restore counts only if as many prompt tokens came from a cache as can: whole blocks, without the last
+token. With `suffix`, a tenth of the prompt is new each time. That restored bytes are right is shown
+elsewhere: with weights that the dummy loader makes, the tokens that follow would be the same with any KV.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
+from benches.gpu.run_context import Run, rotated
+from benches.gpu.systems import NATIVE, ORBITKV, System
+
+PART = "ttft"
+# With the start of four engines side by side.
+ESTIMATES_S = {"compiled": 220, "eager": 150}
+LENGTHS = (1024, 4096, 8192, 32768)
+# Of each system alike.
+SAMPLES, COLD_SAMPLES, SUFFIX_SAMPLES = 9, 5, 5
+# Rounds that do not count.
+WARM_UPS = 2
+PRIMING_TRIES = 6
+# Of all rounds at one length, more than enough; a run that is short of time leaves lengths out, longest last.
+LENGTH_S = {1024: 8, 4096: 12, 8192: 16, 32768: 60}
+
+
+def measure(run: Run, mode: str, systems: list[System]) -> None:
+    """Rows of running systems in `mode`, "compiled" or "eager"."""
+    for system in systems:
+        system.engine.call("ask", run.seeds.new(run.tokens(4096)), 4, within_s=300)
+    for length in LENGTHS:
+        if not run.budget.allows(LENGTH_S[length]):
+            run.rows.add(PART, kind="missing", mode=mode, tokens=length, reason="no time left")
+            continue
+        _Length(run, mode, run.tokens(length), systems).measure()
+
+
+class _Length:
+    """All rounds at one prompt length."""
+
+    def __init__(self, run: Run, mode: str, tokens: int, systems: list[System]) -> None:
+        self.run, self.mode, self.tokens = run, mode, tokens
+        # Shorter than a block: nobody can have it cached.
+        self.wake = run.seeds.new(BLOCK_TOKENS // 2)
+        self.prompts: dict[str, list[int]] = {}
+        self.systems = [system for system in systems if self._prime(system)]
+
+    def measure(self) -> None:
+        """Restores and hits, then with a suffix, then cold."""
+        run = self.run
+        for number in range(-WARM_UPS, SAMPLES):
+            for system in rotated(self.systems, number):
+                self._restore_and_hit(system, number)
+        for number in range(SUFFIX_SAMPLES):
+            for system in rotated(self.systems, number):
+                self._with_suffix(system, number)
+        for number in range(COLD_SAMPLES):
+            for system in rotated(self.systems, number):
+                if system.name in (NATIVE, ORBITKV):
+                    self._row(system, "cold", number, run.seeds.new(self.tokens), expected=0)
+                    system.wait_saved()
+        run.say(f"ttft {self.mode} {self.tokens}: done, {run.budget.left_s:.0f} s left")
+
+    def _prime(self, system: System) -> bool:
+        """Computes a prompt, saves it, and sees that all of it comes back. Of a system that does not give
+        it back, this length is left out."""
+        tokens = self.run.seeds.new(self.tokens)
+        system.engine.call("ask", tokens, within_s=300)
+        self.prompts[system.name] = tokens
+        if system.name == NATIVE:
+            return True
+        cached = 0
+        for _ in range(PRIMING_TRIES):
+            system.wait_saved()
+            self._reset(system)
+            cached = system.engine.call("ask", tokens)["cached"]
+            if cached >= restorable_tokens(self.tokens):
+                return True
+        reason = f"{cached} of {restorable_tokens(self.tokens)} tokens of a saved prompt came back"
+        self.run.missing(PART, system.name, f"{self.mode}, {self.tokens} tokens: {reason}")
+        return False
+
+    def _restore_and_hit(self, system: System, number: int) -> None:
+        tokens = self.prompts[system.name]
+        whole = restorable_tokens(self.tokens)
+        if system.name == NATIVE:
+            # Computed anew and at once found: its cache was pressed by what came between.
+            if system.engine.call("ask", tokens)["cached"] < whole:
+                system.engine.call("ask", tokens)
+        else:
+            self._reset(system)
+            self._row(system, "restore", number, tokens, expected=whole)
+        self._row(system, "hbm-hit", number, tokens, expected=whole)
+
+    def _with_suffix(self, system: System, number: int) -> None:
+        prompt = self.prompts[system.name]
+        # The last block of the prompt is whole now, and was saved only if something followed it.
+        least = restorable_tokens(self.tokens)
+
+        def ask(kind: str) -> None:
+            suffix = self.run.seeds.new(max(self.tokens // 10, 64))
+            self._row(system, kind, number, prompt + suffix, expected=least)
+
+        if system.name != NATIVE:
+            self._reset(system)
+            ask("restore+suffix")
+            system.wait_saved()
+        else:
+            system.engine.call("ask", prompt)
+        ask("hbm-hit+suffix")
+        system.wait_saved()
+
+    def _row(self, system: System, kind: str, number: int, tokens: list[int], expected: int) -> None:
+        # Its processes have slept while the others had their turn: what is timed is a server at work.
+        system.engine.call("ask", self.wake)
+        answer = system.engine.call("ask", tokens, within_s=300)
+        if number < 0:
+            return
+        whole = answer["cached"] >= expected if expected else answer["cached"] == 0
+        values: dict[str, Any] = {"ms": round(answer["ms"], 3), "cached": answer["cached"], "whole": whole}
+        self.run.rows.add(PART, kind=kind, round=number, asked=len(tokens), **values, **self._name(system))
+
+    def _reset(self, system: System) -> None:
+        system.engine.call("reset")
+
+    def _name(self, system: System) -> dict[str, Any]:
+        return {"mode": self.mode, "system": system.name, "tokens": self.tokens}

@@ -1,0 +1,97 @@
+"""Engines of a test module, and what tests ask of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benches.gpu.process import Manager, wait_until
+from benches.gpu.settings import EngineSettings
+from benches.gpu.systems import NATIVE, ORBITKV, Site, System, begin
+
+GENERATED = 32
+RESTORE_TRIES = 6
+
+
+class Engines:
+    """Starts systems and keeps them until `close`; several started in one call start side by side."""
+
+    def __init__(self, site: Site, settings: EngineSettings) -> None:
+        self._site = site
+        self.settings = settings
+        self._systems: list[System] = []
+        self._managers: list[Manager] = []
+
+    def new_manager(self, *flags: str) -> Manager:
+        """A cache manager."""
+        self._managers.append(self._site.new_manager(*flags))
+        return self._managers[-1]
+
+    def begin(self, manager: Manager | None, *, module: str = "orbitkv.vllm", **changes: Any) -> System:
+        """An engine on that manager, or without a connector; `wait_started` of it is the caller's."""
+        name = NATIVE if manager is None else ORBITKV
+        settings = self.settings.with_(**changes)
+        self._systems.append(begin(name, settings, self._site, manager=manager, module=module))
+        return self._systems[-1]
+
+    def start(self, manager: Manager | None, **options: Any) -> System:
+        """The same, once it is there."""
+        return self.begin(manager, **options).wait_started()
+
+    def close(self) -> None:
+        """Ends engines, then managers."""
+        for system in self._systems:
+            system.close()
+        for manager in self._managers:
+            manager.close()
+
+
+def ask(system: System, tokens: list[int], generated: int = GENERATED) -> dict[str, Any]:
+    """One request; what was computed by it is saved when this returns."""
+    answer = system.engine.call("ask", tokens, generated, within_s=300)
+    system.wait_saved()
+    return answer
+
+
+def forget(system: System) -> None:
+    """Empties the engine's own cache and fills its memory with other prompts, so that nothing of what it
+    held can be found or read by accident."""
+    system.engine.call("reset")
+    system.engine.call("press_out", within_s=300)
+    system.wait_saved()
+    system.engine.call("reset")
+
+
+def in_the_middle(manager: Manager, what: str, within_s: float) -> bool:
+    """Looks until bytes of a "load" or "save" are under way; False if none was seen in time."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if manager.status()[what]["inflight_bytes"] > 0:
+            return True
+    return False
+
+
+def wait_active(manager: Manager, instances: int = 1) -> None:
+    """Waits until so many engines have attached and passed their self-test."""
+    wait_until(lambda: manager.active_instances() == instances, f"{instances} engines are active")
+
+
+def wait_drained(manager: Manager) -> None:
+    """The drain check: everything that work has reserved came back."""
+    wait_until(lambda: not not_drained(manager.status()), f"drained: {not_drained(manager.status())}")
+
+
+def not_drained(status: dict[str, Any]) -> dict[str, int]:
+    """Gauges that are zero in a manager without work, and are not."""
+    query = status["query"]
+    gauges = {
+        "reserved_bytes": query["reserved_bytes"],
+        "leases": query["leases"],
+        "reservations": status["save"]["reservations"],
+        "save_inflight_bytes": status["save"]["inflight_bytes"],
+        "load_inflight_bytes": status["load"]["inflight_bytes"],
+        "quarantined_bytes": status["pool"]["quarantined_bytes"],
+        "sessions_unfinished": status["sessions"]["unfinished"],
+        **query["operations"],
+    }
+    return {name: value for name, value in gauges.items() if value}
