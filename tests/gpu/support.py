@@ -53,6 +53,14 @@ def ask(system: System, tokens: list[int], generated: int = GENERATED) -> dict[s
     return answer
 
 
+def hit(system: System, tokens: list[int], generated: int = GENERATED) -> list[int]:
+    """What follows a prompt whose KV the engine holds itself: what a restore must generate. What follows
+    one that is computed may differ in late tokens where an engine rounds differently with another number of
+    tokens at once."""
+    ask(system, tokens, generated)
+    return ask(system, tokens, generated)["tokens"]
+
+
 def forget(system: System) -> None:
     """Empties the engine's own cache and fills its memory with other prompts, so that nothing of what it
     held can be found or read by accident."""

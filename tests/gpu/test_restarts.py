@@ -1,82 +1,84 @@
-"""What was saved outlives the engine, from memory, and the manager, from the SSD."""
+"""What was saved outlives the engine, from memory, and the manager, from the SSD. The tests tell one story,
+in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 from benches.gpu.process import Manager, wait_until
 from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
 from benches.gpu.systems import Site, System
-from support import Engines, ask, forget, wait_active, wait_drained
+from support import Engines, ask, forget, hit, wait_active, wait_drained
 
 Prompts = Callable[..., list[int]]
 TOKENS = 4096
 HIT = restorable_tokens(TOKENS)
+PAGES = HIT // BLOCK_TOKENS
+COUNT = 2
+
+
+@dataclass
+class Story:
+    """A manager, the engine of the moment, and prompts with what follows them."""
+
+    manager: Manager
+    engine: System
+    kept: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    def counters(self) -> dict[str, int]:
+        """Of the manager."""
+        return self.manager.status()["counters"]
+
+    def assert_all_restored(self) -> None:
+        """Each prompt comes back whole, with the same tokens."""
+        assert len(self.kept) == COUNT, "nothing was saved before"
+        before = self.counters()["restored_pages"]
+        for tokens, expected in self.kept:
+            answer = ask(self.engine, tokens)
+            assert (answer["cached"], answer["tokens"]) == (HIT, expected)
+        assert self.counters()["restored_pages"] - before == COUNT * PAGES
+        wait_drained(self.manager)
 
 
 @pytest.fixture(scope="module")
-def manager(engines: Engines, site: Site) -> Manager:
-    directory = site.work / "ssd"
-    return engines.new_manager(
-        "--ssd-cache-path", str(directory), "--ssd-cache-capacity", "8gib", "--ssd-min-free", "0"
-    )
-
-
-@pytest.fixture(scope="module")
-def kept() -> list[tuple[list[int], list[int]]]:
-    """Prompts of the first engine, and what followed them."""
-    return []
-
-
-@pytest.fixture(scope="module")
-def first(engines: Engines, manager: Manager) -> System:
-    return engines.start(manager)
+def story(engines: Engines, site: Site) -> Story:
+    flags = ["--ssd-cache-path", str(site.work / "ssd")]
+    flags += ["--ssd-cache-capacity", "8gib", "--ssd-min-free", "0"]
+    manager = engines.new_manager(*flags)
+    return Story(manager, engines.start(manager))
 
 
 def test_an_engine_that_restarts_finds_its_pages_in_memory(
-    engines: Engines,
-    manager: Manager,
-    first: System,
-    kept: list[tuple[list[int], list[int]]],
-    new_prompt: Prompts,
+    story: Story, engines: Engines, new_prompt: Prompts
 ) -> None:
-    for index in range(2):
+    for index in range(COUNT):
         tokens = new_prompt(TOKENS, index)
-        cold = ask(first, tokens)
-        assert cold["cached"] == 0
-        kept.append((tokens, cold["tokens"]))
-    first.close()
-    second = engines.start(manager)
-    before = manager.status()["counters"]
-    for tokens, expected in kept:
-        answer = ask(second, tokens)
-        assert (answer["cached"], answer["tokens"]) == (HIT, expected)
-    after = manager.status()["counters"]
-    assert after["restored_pages"] - before["restored_pages"] == len(kept) * HIT // BLOCK_TOKENS
-    assert after["read_pages"] == before["read_pages"], "memory alone was needed"
-    wait_drained(manager)
-    forget(second)
-    _from_the_ssd(manager, second, kept)
+        assert ask(story.engine, tokens)["cached"] == 0
+        story.kept.append((tokens, hit(story.engine, tokens)))
+    story.engine.close()
+    story.engine = engines.start(story.manager)
+    read = story.counters()["read_pages"]
+    story.assert_all_restored()
+    assert story.counters()["read_pages"] == read, "memory alone was needed"
 
 
-def _from_the_ssd(manager: Manager, engine: System, kept: list[tuple[list[int], list[int]]]) -> None:
-    """The same engine goes on with a manager that has started anew, and finds them on the SSD."""
-    manager.restart()
+def test_a_manager_that_restarts_finds_them_on_the_ssd(story: Story) -> None:
+    forget(story.engine)
+    story.manager.restart()
     wait_until(
-        lambda: all(row["recovery"]["finished"] for row in manager.status()["ssd"]),
+        lambda: all(row["recovery"]["finished"] for row in story.manager.status()["ssd"]),
         "the SSD was looked through",
     )
-    wait_active(manager)
-    for tokens, expected in kept:
-        answer = ask(engine, tokens)
-        assert (answer["cached"], answer["tokens"]) == (HIT, expected)
-    counters = manager.status()["counters"]
-    assert counters["read_pages"] >= len(kept) * HIT // BLOCK_TOKENS
-    assert counters["restored_pages"] == len(kept) * HIT // BLOCK_TOKENS
-    wait_drained(manager)
-    # Control: with the pages in neither place they are computed, and the tokens are the same.
-    engine.engine.call("reset", reset_connector=True)
-    tokens, expected = kept[0]
-    answer = ask(engine, tokens)
-    assert (answer["cached"], answer["tokens"]) == (0, expected)
+    wait_active(story.manager)
+    story.assert_all_restored()
+    assert story.counters()["read_pages"] >= COUNT * PAGES
+
+
+def test_control_after_a_reset_of_everything_they_are_computed(story: Story) -> None:
+    assert story.kept, "nothing was saved before"
+    story.engine.engine.call("reset", reset_connector=True)
+    tokens, expected = story.kept[0]
+    assert ask(story.engine, tokens)["cached"] == 0
+    assert hit(story.engine, tokens) == expected
