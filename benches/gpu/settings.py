@@ -111,7 +111,7 @@ def dry(settings: EngineSettings) -> EngineSettings:
         shape=TINY,
         is_eager=True,
         kv_cache_bytes=GIB // 32,
-        max_model_tokens=8192,
+        max_model_tokens=10_000,
         max_requests=16,
         is_dry_run=True,
     )
