@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benches.gpu import decode, ttft
+from benches.gpu import decode, shared, ttft
 from benches.gpu.run_context import Run
 from benches.gpu.systems import NATIVE, ORBITKV
 
@@ -14,6 +14,9 @@ def compiled(run: Run) -> None:
     """Engines as users run them: compiled, with CUDA graphs, the core in a process of its own."""
     with run.started("compiled", run.systems, run.settings()) as systems:
         ttft.measure(run, "compiled", systems)
+        for system in systems:
+            if system.name == ORBITKV:
+                shared.measure(run, "compiled", system)
         staying = [system for system in systems if system.name in (ORBITKV, NATIVE)]
         for system in systems:
             if system not in staying:

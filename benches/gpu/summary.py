@@ -76,4 +76,10 @@ def _decoding(rows: Rows) -> list[str]:
             lines.append(
                 f"decoding ({kind}), {beside}: p50 {p50:.2f} p99 {p99:.2f} worst {max(values):.2f} ms"
             )
+    for row in rows.of("shared-prefix")[:1]:
+        copied = f"{row['restored_bytes'] / 1e6:.0f} MB"
+        lines.append(
+            f"{row['requests']} requests of one prefix of {row['tokens']} tokens at once: {copied} restored,"
+        )
+        lines[-1] += f" {row['copies']} times the prefix"
     return ["", *lines] if lines else []

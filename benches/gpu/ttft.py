@@ -18,8 +18,8 @@ PART = "ttft"
 # With the start of four engines side by side.
 ESTIMATES_S = {"compiled": 220, "eager": 150}
 LENGTHS = (1024, 4096, 8192, 32768)
-# Of each system alike.
-SAMPLES, COLD_SAMPLES, SUFFIX_SAMPLES = 9, 5, 5
+# Of each system alike; one or two may not count.
+SAMPLES, COLD_SAMPLES, SUFFIX_SAMPLES = 11, 5, 7
 # Rounds that do not count.
 WARM_UPS = 2
 PRIMING_TRIES = 6
