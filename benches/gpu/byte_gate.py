@@ -13,9 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from benches.gpu.child import ChildError
+from benches.gpu.growth import grow
 from benches.gpu.model import SHALLOW
 from benches.gpu.process import ProcessError, wait_until
-from benches.gpu.prompts import restorable_tokens
+from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
 from benches.gpu.run_context import Run
 from benches.gpu.settings import GIB, EngineSettings
 from benches.gpu.systems import ACTIVE_WITHIN_S, ORBITKV, STARTS_WITHIN_S, System, begin
@@ -23,8 +24,10 @@ from benches.gpu.systems import ACTIVE_WITHIN_S, ORBITKV, STARTS_WITHIN_S, Syste
 PART, VARIANTS_PART = "byte-gate", "byte-gate-variants"
 ESTIMATE_S, VARIANTS_ESTIMATE_S = 80, 110
 WANTED_BYTES = 104 * GIB
-PROMPT_TOKENS, PROMPTS = 32_768, 4
+PROMPT_TOKENS, PROMPTS = 32_768, 3
 VARIANT_TOKENS, VARIANT_ROUNDS, VARIANT_S = 8192, 6, 5
+# So large that the pool has room for a prompt soon: bytes are compared here, no times.
+SEGMENTS = ("--segment-size", str(GIB // 8))
 TARGET = "benches.gpu.stepped:Stepped"
 # Types of KV memory, each with the layouts that its kernels take.
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -43,17 +46,19 @@ def measure(run: Run) -> None:
     """Rows of the main shape, until 100 GiB have been restored."""
     settings = run.settings(is_eager=True, is_multiprocess=False, weights_seed=1)
     wanted = GIB // 8 if run.is_dry_run else WANTED_BYTES
-    system = begin(ORBITKV, settings, run.site, target=TARGET)
+    manager = run.site.new_manager(*SEGMENTS)
+    system = begin(ORBITKV, settings, run.site, manager=manager, target=TARGET)
     try:
         system.wait_started()
         _gate(run, PART, system, {}, (run.tokens(PROMPT_TOKENS), PROMPTS), wanted)
     finally:
         system.close()
+        manager.close()
 
 
 def variants(run: Run) -> None:
     """Rows of each variant. Engines of so few layers are small: all start at once, on one manager."""
-    manager = run.site.new_manager()
+    manager = run.site.new_manager(*SEGMENTS)
     begun: list[tuple[dict[str, Any], System]] = []
     tokens = run.tokens(VARIANT_TOKENS)
     wanted = VARIANT_ROUNDS * tokens * SHALLOW.kv_bytes_per_token()
@@ -100,10 +105,11 @@ def _gate(
     """Learns `prompts`, tokens and count, and restores them in turn until so many bytes have come back."""
     tokens, count = prompts
     run.rows.add("start", for_part=part, system=ORBITKV, variant=variant, **system.facts)
+    grow(system, (count + 1) * tokens * system.facts["block_bytes"] // BLOCK_TOKENS)
     learnt = []
     for _ in range(count):
         learnt.append(system.engine.call("learn", run.seeds.new(tokens), within_s=300))
-        system.wait_saved()
+        system.wait_saved(patiently=True)
     restored = number = 0
     while restored < wanted_bytes and run.budget.allows(2):
         prompt = learnt[number % count]

@@ -53,6 +53,7 @@ class Engine:
         return {
             **{name: round(value, 2) for name, value in self._times.items()},
             "pid": os.getpid(),
+            "device": str(config.device_config.device_type),
             "multiprocess": self._is_multiprocess,
             "eager": bool(config.model_config.enforce_eager),
             "async_scheduling": bool(config.scheduler_config.async_scheduling),

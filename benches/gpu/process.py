@@ -133,6 +133,15 @@ class Manager:
 
         wait_until(is_saved, "saves have ended")
 
+    def wait_unchanged(self, counter: str, for_s: float) -> None:
+        """Waits until a counter has not changed for so long."""
+        seen, since = self.status()["counters"][counter], time.monotonic()
+        while time.monotonic() - since < for_s:
+            time.sleep(0.05)
+            now = self.status()["counters"][counter]
+            if now != seen:
+                seen, since = now, time.monotonic()
+
     def drop_memory(self) -> int:
         """Forgets every page in memory that nobody holds; how many."""
         request = urllib.request.Request(f"http://{self._http}/cache/memory/drop", method="POST")

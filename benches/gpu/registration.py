@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benches.gpu.growth import grow
 from benches.gpu.run_context import Run
 from benches.gpu.settings import GIB, EngineSettings
 from benches.gpu.systems import NATIVE, ORBITKV, System, begin
@@ -46,9 +47,10 @@ def _fill(run: Run, settings: EngineSettings, manager: Any) -> list[list[int]]:
     prompts = [run.seeds.new(tokens + 1) for _ in range(count)]
     system = begin(ORBITKV, settings, run.site, manager=manager).wait_started()
     try:
+        grow(system, fill + fill // 8)
         for prompt in prompts:
             system.engine.call("ask", prompt, within_s=120)
-        system.wait_saved()
+            system.wait_saved(patiently=True)
     finally:
         system.close()
     return prompts

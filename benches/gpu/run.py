@@ -63,7 +63,7 @@ def bench(args: argparse.Namespace, out: Path) -> int:
     rows = Rows(out)
     work = Path(tempfile.mkdtemp(prefix="okv-bench-"))
     pool_bytes = GIB if args.dry_run else int(args.pool_gib * GIB)
-    site = Site(work, pool_bytes, dict(args.connector))
+    site = Site(work, pool_bytes, dict(args.connector), tuple(args.manager))
     run = Run(rows, budget, site, tuple(args.systems), Seeds(args.seed), is_dry_run=args.dry_run)
     if not args.dry_run:
         rows.add("host", grown_s=round(host.grow_memory(MEMORY_BYTES), 2))
@@ -122,6 +122,13 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         type=_setting,
         metavar="KEY=VALUE",
         help="settings of OrbitKV's connector",
+    )
+    parser.add_argument(
+        "--manager",
+        nargs="*",
+        default=[],
+        metavar="FLAG",
+        help="flags of the manager: --manager=--scrub-rate=0",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="a tiny model without a GPU: tries the scripts, says nothing"

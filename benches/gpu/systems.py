@@ -23,6 +23,8 @@ NATIVE, ORBITKV, OFFLOAD, PEGAFLOW = "native", "orbitkv", "vllm-offload", "pegaf
 SYSTEMS = (NATIVE, ORBITKV, OFFLOAD, PEGAFLOW)
 CONNECTOR = {"kv_role": "kv_both"}
 ACTIVE_WITHIN_S = 30.0
+# The longest pause of the connector between two offers of a page.
+OFFERED_AGAIN_S = 0.7
 STARTS_WITHIN_S = 300.0
 # A peer does not tell when its saves have ended. Where they take longer, priming tries again.
 PEER_SAVES_S = 0.25
@@ -56,8 +58,9 @@ class System:
                 raise UnavailableError(f"the cache never became active: {' | '.join(why[-3:])}") from None
         return self
 
-    def wait_saved(self) -> None:
-        """Waits until what was computed has been saved, as far as the system tells."""
+    def wait_saved(self, patiently: bool = False) -> None:
+        """Waits until what was computed has been saved, as far as the system tells. `patiently` also waits
+        for pages that OrbitKV offers again because memory was on its way; nobody else knows of these."""
         if self.name == NATIVE:
             return
         if self.manager is None:
@@ -67,6 +70,8 @@ class System:
         # The step that completes a page has ended before its save begins.
         time.sleep(0.05)
         self.manager.wait_saved()
+        if patiently:
+            self.manager.wait_unchanged("committed_pages", OFFERED_AGAIN_S)
 
     def close(self) -> None:
         """Ends engine and server."""
@@ -85,6 +90,8 @@ class Site:
     pool_bytes: int = 24 * GIB
     # `kv_connector_extra_config` of OrbitKV, beside the socket.
     connector: dict[str, Any] = field(default_factory=dict)
+    # Of OrbitKV's cache manager, beside those of the part.
+    manager_flags: tuple[str, ...] = ()
 
     def log(self, name: str) -> Path:
         """A log file; processes of one name append to it."""
@@ -94,7 +101,9 @@ class Site:
 
     def new_manager(self, *flags: str, pool_bytes: int | None = None) -> Manager:
         """A cache manager with a pool of that size."""
-        return Manager(self.log("orbitkv-manager"), str(pool_bytes or self.pool_bytes), flags)
+        return Manager(
+            self.log("orbitkv-manager"), str(pool_bytes or self.pool_bytes), (*self.manager_flags, *flags)
+        )
 
 
 def begin(

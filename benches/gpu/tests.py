@@ -66,6 +66,8 @@ def _outcomes(report: Path) -> list[tuple[str, str, float, str]]:
             if (found := case.find(kind)) is not None:
                 outcome, why = word, (found.get("message") or "").strip().splitlines()[-1:][0:1]
                 why = why[0] if why else ""
+        if not case.get("name"):
+            continue  # of a run that was interrupted
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         outcomes.append((name, outcome, round(float(case.get("time", 0)), 1), why[:300]))
     return outcomes

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from benches.gpu.growth import grow
 from benches.gpu.process import Manager, wait_until
-from benches.gpu.settings import EngineSettings
+from benches.gpu.prompts import restorable_tokens
+from benches.gpu.settings import GIB, EngineSettings
 from benches.gpu.systems import NATIVE, ORBITKV, Site, System, begin
 
 GENERATED = 32
 RESTORE_TRIES = 6
+STORE_TRIES = 24
 
 
 class Engines:
@@ -24,7 +27,7 @@ class Engines:
 
     def new_manager(self, *flags: str) -> Manager:
         """A cache manager."""
-        self._managers.append(self._site.new_manager(*flags))
+        self._managers.append(self._site.new_manager("--segment-size", "128mib", *flags))
         return self._managers[-1]
 
     def begin(self, manager: Manager | None, *, module: str = "orbitkv.vllm", **changes: Any) -> System:
@@ -36,7 +39,7 @@ class Engines:
 
     def start(self, manager: Manager | None, **options: Any) -> System:
         """The same, once it is there."""
-        return self.begin(manager, **options).wait_started()
+        return ready(self.begin(manager, **options))
 
     def close(self) -> None:
         """Ends engines, then managers."""
@@ -44,6 +47,15 @@ class Engines:
             system.close()
         for manager in self._managers:
             manager.close()
+
+
+def ready(system: System, pool_bytes: int = 3 * GIB) -> System:
+    """Waits for an engine, and has the pool grow so far that every page of a test finds room."""
+    system.wait_started()
+    if system.manager is not None:
+        grow(system, pool_bytes)
+        system.engine.call("reset")
+    return system
 
 
 def ask(system: System, tokens: list[int], generated: int = GENERATED) -> dict[str, Any]:
@@ -61,9 +73,22 @@ def hit(system: System, tokens: list[int], generated: int = GENERATED) -> list[i
     return ask(system, tokens, generated)["tokens"]
 
 
-def forget(system: System) -> None:
-    """Empties the engine's own cache and fills its memory with other prompts, so that nothing of what it
-    held can be found or read by accident."""
+def store(system: System, tokens: list[int]) -> None:
+    """Has a prompt saved whole. Pages for which there was no room, or too much under way, are computed
+    again."""
+    for _ in range(STORE_TRIES):
+        system.wait_saved(patiently=True)
+        system.engine.call("reset")
+        if ask(system, tokens, 1)["cached"] >= restorable_tokens(len(tokens)):
+            return
+    raise AssertionError(f"a prompt of {len(tokens)} tokens was not saved whole in {STORE_TRIES} tries")
+
+
+def forget(system: System, *stored: list[int]) -> None:
+    """Sees that these prompts are saved whole. Then empties the engine's own cache and fills its memory
+    with other prompts, so that nothing of what it held can be found or read by accident."""
+    for tokens in stored:
+        store(system, tokens)
     system.engine.call("reset")
     system.engine.call("press_out", within_s=300)
     system.wait_saved()

@@ -10,8 +10,19 @@ from collections.abc import Callable
 import pytest
 from benches.gpu.process import Manager, wait_until
 from benches.gpu.prompts import restorable_tokens
+from benches.gpu.settings import GIB
 from benches.gpu.systems import System
-from support import GENERATED, RESTORE_TRIES, Engines, ask, in_the_middle, wait_active, wait_drained
+from support import (
+    GENERATED,
+    RESTORE_TRIES,
+    Engines,
+    ask,
+    in_the_middle,
+    ready,
+    store,
+    wait_active,
+    wait_drained,
+)
 
 Prompts = Callable[..., list[int]]
 SEEN_WITHIN_S = 10.0
@@ -32,8 +43,9 @@ def survivor(engines: Engines, manager: Manager) -> System:
 def victims(engines: Engines, manager: Manager, survivor: System) -> list[System]:
     """Two, each to be killed once; all start beside the survivor."""
     begun = [engines.begin(manager) for _ in range(2)]
-    for system in (survivor, *begun):
+    for system in begun:
         system.wait_started()
+    ready(survivor, 12 * GIB)
     wait_active(manager, 3)
     return begun
 
@@ -43,6 +55,7 @@ def test_an_engine_is_killed_while_it_restores(
 ) -> None:
     tokens = new_prompt(long_tokens)
     expected = ask(survivor, tokens)["tokens"]
+    store(survivor, tokens)
     victim = victims.pop()
     assert _caught(manager, victim, tokens, "load"), "no restore was seen under way"
     victim.engine.kill()
@@ -79,6 +92,7 @@ def test_the_manager_is_killed_while_an_engine_restores(
 ) -> None:
     tokens = new_prompt(long_tokens)
     expected = ask(survivor, tokens)["tokens"]
+    store(survivor, tokens)
     assert _caught(manager, survivor, tokens, "load", GENERATED), "no restore was seen under way"
     manager.kill()
     answer = survivor.engine.end()
@@ -90,9 +104,10 @@ def test_the_manager_is_killed_while_an_engine_restores(
     # With another in its place: attached by itself, nothing of the old one, saved again, found again.
     manager.start()
     wait_until(lambda: manager.active_instances() >= 1, "the engine has attached again")
-    survivor.engine.call("reset")
+    ready(survivor, 6 * GIB)
     first = ask(survivor, tokens)
     assert (first["cached"], first["tokens"]) == (0, expected)
+    store(survivor, tokens)
     _assert_serves(survivor, tokens, expected)
 
 

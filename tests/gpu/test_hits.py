@@ -8,7 +8,7 @@ import pytest
 from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
 from benches.gpu.settings import GIB
 from benches.gpu.systems import System
-from support import GENERATED, Engines, ask, forget, hit, wait_drained
+from support import GENERATED, Engines, ask, forget, hit, ready, wait_drained
 
 Prompts = Callable[..., list[int]]
 # Less than a block, a block and a bit, no whole number of blocks, a whole number, several chunks of prefill.
@@ -28,7 +28,7 @@ def fleet(engines: Engines) -> dict[str, System]:
         "in-process": engines.begin(engines.new_manager(), is_multiprocess=False, **small),
         "zeroed": engines.begin(engines.new_manager(), module="zeroing", **small),
     }
-    return {name: system.wait_started() for name, system in begun.items()}
+    return {name: ready(system) for name, system in begun.items()}
 
 
 @pytest.fixture(params=MODES)
@@ -53,7 +53,7 @@ def test_cold_warm_and_restored_prompts_generate_what_native_does(
     states = [("cold", [0] * len(LENGTHS), computed), ("warm", whole, found), ("restored", whole, found)]
     for state, cached, expected in states:
         if state == "restored":
-            forget(engine)
+            forget(engine, *(tokens for tokens in prompts if restorable_tokens(len(tokens))))
         before = engine.manager.status()["counters"]["restored_pages"]
         answers = [ask(engine, tokens) for tokens in prompts]
         assert [answer["cached"] for answer in answers] == cached, state
@@ -81,7 +81,7 @@ def test_control_nothing_comes_back_once_it_is_dropped(
 ) -> None:
     tokens = new_prompt(2048)
     ask(engine, tokens)
-    forget(engine)
+    forget(engine, tokens)
     assert engine.manager.drop_memory() > 0
     again = ask(engine, tokens)
     assert (again["cached"], again["tokens"]) == (0, ask(native, tokens)["tokens"])
@@ -93,7 +93,7 @@ def test_a_prefix_in_the_engine_is_completed_from_the_cache(
     tokens = new_prompt(4096)
     expected = hit(native, tokens)
     ask(engine, tokens)
-    forget(engine)
+    forget(engine, tokens)
     ask(engine, tokens[:1000])
     before = engine.manager.status()["counters"]["restored_pages"]
     answer = ask(engine, tokens)
@@ -107,7 +107,7 @@ def test_a_prefix_in_the_cache_is_completed_by_computing(
 ) -> None:
     tokens, suffix = new_prompt(2048), new_prompt(700, 1)
     ask(engine, tokens)
-    forget(engine)
+    forget(engine, tokens)
     answer = ask(engine, tokens + suffix)
     ask(native, tokens)
     expected = ask(native, tokens + suffix)["tokens"]
@@ -123,7 +123,7 @@ def test_several_restores_at_once_generate_what_each_alone_does(
     expected = [hit(native, tokens) for tokens in prompts]
     for tokens in prompts:
         ask(engine, tokens)
-    forget(engine)
+    forget(engine, *prompts)
     answers = engine.engine.call("ask_all", prompts, GENERATED)["answers"]
     engine.wait_saved()
     assert [answer["cached"] for answer in answers] == [restorable_tokens(1500)] * 4

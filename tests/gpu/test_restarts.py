@@ -10,7 +10,7 @@ import pytest
 from benches.gpu.process import Manager, wait_until
 from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
 from benches.gpu.systems import Site, System
-from support import Engines, ask, forget, hit, wait_active, wait_drained
+from support import Engines, ask, forget, hit, store, wait_active, wait_drained
 
 Prompts = Callable[..., list[int]]
 TOKENS = 4096
@@ -57,6 +57,7 @@ def test_an_engine_that_restarts_finds_its_pages_in_memory(
         tokens = new_prompt(TOKENS, index)
         assert ask(story.engine, tokens)["cached"] == 0
         story.kept.append((tokens, hit(story.engine, tokens)))
+        store(story.engine, tokens)
     story.engine.close()
     story.engine = engines.start(story.manager)
     read = story.counters()["read_pages"]
