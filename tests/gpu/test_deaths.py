@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from benches.gpu.growth import grow
 from benches.gpu.process import Manager, wait_until
 from benches.gpu.prompts import restorable_tokens
 from benches.gpu.settings import GIB
@@ -104,7 +105,7 @@ def test_the_manager_is_killed_while_an_engine_restores(
     # With another in its place: attached by itself, nothing of the old one, saved again, found again.
     manager.start()
     wait_until(lambda: manager.active_instances() >= 1, "the engine has attached again")
-    ready(survivor, 6 * GIB)
+    grow(survivor, 6 * GIB)
     first = ask(survivor, tokens)
     assert (first["cached"], first["tokens"]) == (0, expected)
     store(survivor, tokens)
