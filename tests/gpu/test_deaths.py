@@ -106,6 +106,7 @@ def test_the_manager_is_killed_while_an_engine_restores(
     manager.start()
     wait_until(lambda: manager.active_instances() >= 1, "the engine has attached again")
     grow(survivor, 6 * GIB)
+    survivor.engine.call("reset")
     first = ask(survivor, tokens)
     assert (first["cached"], first["tokens"]) == (0, expected)
     store(survivor, tokens)
