@@ -3,7 +3,9 @@
 *Copies*: eight requests decode; their tokens are timed alone, then beside restores of long prompts that
 follow each other without a pause, in turn. The engine's own memory is too small for these prompts, so each
 is restored whole. *Steps*: the same beside short prompts, whose restores share a step with the decoding
-requests. *Misses*: two engines answer the same number of new prompts in turn, one without a connector."""
+requests. Each request beside them also takes a step of its own, wherever its prefix comes from; so both are
+repeated with prompts that the engine has in its own memory, as many a second (*hits*). *Misses*: two
+engines answer the same number of new prompts in turn, one without a connector."""
 
 from __future__ import annotations
 
@@ -62,7 +64,24 @@ def _beside(run: Run, system: System, kind: str, tokens: int, count: int, gap_ms
             result["restored_pages"] = _restored_pages(system) - before
             system.wait_saved()
             _add_decoding(run, system, kind, beside, number, result)
+            if beside and result["background_finished"]:
+                gap_ms = 1000 * result["seconds"] / result["background_finished"]
+                _beside_hits(run, system, kind, prompts[:1], gap_ms, number)
     run.say(f"decode {kind}: done, {run.budget.left_s:.0f} s left")
+
+
+def _beside_hits(
+    run: Run, system: System, kind: str, prompts: list[list[int]], gap_ms: float, number: int
+) -> None:
+    """A row of decoding beside requests that find their prefix in the engine's own memory."""
+    system.engine.call("ask", prompts[0], within_s=120)
+    before = _restored_pages(system)
+    background = {"prompts": prompts, "depth": 1, "gap_ms": gap_ms}
+    steps = STEPS // 8 if run.is_dry_run else STEPS
+    seed = 8_000_000 + 100 * number
+    result = system.engine.call("decode", REQUESTS, run.tokens(PROMPT_TOKENS), steps, seed, background)
+    result["restored_pages"] = _restored_pages(system) - before
+    _add_decoding(run, system, f"{kind}-hits", True, number, result)
 
 
 def _restored_pages(system: System) -> int:

@@ -64,7 +64,7 @@ def _cell(entry: dict[str, Any]) -> str:
 
 def _decoding(rows: Rows) -> list[str]:
     lines = []
-    for kind in ("copies", "steps"):
+    for kind in ("copies", "copies-hits", "steps", "steps-hits"):
         for background in (False, True):
             values = figures.intervals(rows, "decode", kind, background)
             if not values:

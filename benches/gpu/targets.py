@@ -82,6 +82,12 @@ def _inter_token(rows: Rows) -> Iterator[Verdict]:
             continue
         limit = factor * figures.percentile(alone, percent)
         yield _judged(name, figures.percentile(beside, percent), limit, "ms")
+    hits = figures.intervals(rows, "decode", "copies-hits", background=True)
+    name = "the same p99, against as many requests that hit in HBM"
+    if hits and beside and copied:
+        yield _judged(name, figures.percentile(beside, 99), 1.2 * figures.percentile(hits, 99), "ms")
+    else:
+        yield Verdict(name, NOT_RUN, "")
 
 
 def _worst_step(rows: Rows) -> Iterator[Verdict]:
@@ -93,6 +99,12 @@ def _worst_step(rows: Rows) -> Iterator[Verdict]:
         yield Verdict(name, NOT_RUN, "nothing was restored" if beside else "")
     else:
         yield _judged(name, max(beside), statistics.median(alone) + SYNC_MAX_MS + 2, "ms")
+    hits = figures.intervals(rows, "decode", "steps-hits", background=True)
+    name = "the same, longer than with requests that hit in HBM"
+    if hits and beside and copied:
+        yield _judged(name, max(beside) - max(hits), SYNC_MAX_MS + 2, "ms")
+    else:
+        yield Verdict(name, NOT_RUN, "")
 
 
 def _misses(rows: Rows) -> Iterator[Verdict]:
