@@ -27,6 +27,12 @@ GRANT_EXISTS: Final[int]
 GRANT_BUSY: Final[int]
 GRANT_REFUSED: Final[int]
 
+# Answers of `Load.order_layer`.
+LAYER_COMPLETE: Final[int]  # the layer has landed; the stream was left alone
+LAYER_ORDERED: Final[int]  # what comes on the stream from now on runs after the layer has landed
+LAYER_FAILED: Final[int]  # the layer will not land, nor those after it
+LAYER_TIMED_OUT: Final[int]  # its copies were not queued in time; they may be later
+
 class OrbitKVError(Exception):
     """Anything that makes a call impossible; the engine goes on without the cache."""
 
@@ -70,7 +76,8 @@ class Layout:
     Each region is `(address, block_stride_bytes, block_bytes, num_blocks)`: block `b` of that layer is
     `block_bytes` contiguous bytes at `address + b * block_stride_bytes`. A page's payload is the
     regions' blocks of one block id, concatenated in region order. The memory must outlive the worker
-    client, or `WorkerClient.close` must have returned.
+    client, or `WorkerClient.close` must have returned True. Addresses are those of the device that the worker
+    client is given: of this process on "cpu", `CUdeviceptr` in the device's primary context on "cuda:N".
     """
 
     def __init__(self, regions: list[tuple[int, int, int, int]]) -> None: ...
@@ -79,11 +86,12 @@ class Layout:
     @property
     def num_layers(self) -> int: ...
 
-def gather_block(layout: Layout, block: int) -> bytes:
-    """Payload of one block through the copy engine's own address arithmetic (layout probe)."""
+def gather_block(layout: Layout, block: int, *, device: str = "cpu") -> bytes:
+    """Payload of one block through the copy engine's own address arithmetic (layout probe). No stream may be
+    about to write the block."""
 
-def scatter_block(layout: Layout, block: int, payload: bytes) -> None:
-    """The reverse of `gather_block`. Only for scratch memory."""
+def scatter_block(layout: Layout, block: int, payload: bytes, *, device: str = "cpu") -> None:
+    """The reverse of `gather_block`; complete on return. Only for scratch memory."""
 
 class SchedulerClient:
     """Owns queries and reservations of one engine instance. Connects and reconnects by itself."""
@@ -265,36 +273,60 @@ class WorkerClient:
         layout: Layout,
         scratch: Layout,
         layout_probe_passed: bool,
-        copy_threads: int = 2,
+        copy_threads: int = 2,  # in host memory
         verify_restore: str = "sample:16",  # off | sample:N | all
         more_layouts: dict[int, Layout] = ...,  # of further cache groups, by number; other memory
-    ) -> None: ...
+        device: str = "cpu",  # of all layouts: "cpu", or "cuda:N" as the process numbers its devices
+    ) -> None:
+        """Raises OrbitKVError where there is no driver or no such device."""
     @property
     def connected(self) -> bool: ...
     @property
+    def method(self) -> str:
+        """For people: where KV is, and how it is copied."""
+    @property
+    def trouble(self) -> str:
+        """For people: what makes copies slower than they could be, or has ended them; empty while nothing
+        does."""
+    @property
     def self_test(self) -> str:
         """ "pending", "passed", or "failed: …"."""
-    def restore(self, ticket: bytes, blocks: list[int]) -> Load:
+    def restore(self, ticket: bytes, blocks: list[int], *, stream: int | None = None) -> Load:
         """Copies the ticket's pages into these engine blocks, in layer order, one group after the other.
         Never blocks. A ticket
-        of an earlier manager run, or one whose segment does not arrive in time, fails its pages."""
-    def save(self, ticket: bytes, blocks: list[int]) -> Save:
-        """Copies these engine blocks into the ticket's pages, checksums and commits them."""
+        of an earlier manager run, or one whose segment does not arrive in time, fails its pages.
+
+        On a CUDA device `stream` (`torch.cuda.Stream.cuda_stream`) is required, and the calling thread must
+        be the one that feeds it: no byte moves before what is on it now has run."""
+    def save(self, ticket: bytes, blocks: list[int], *, stream: int | None = None) -> Save:
+        """Copies these engine blocks into the ticket's pages, checksums and commits them. `stream` as in
+        `restore`: it has what computes the blocks."""
     def fence(self, blocks: list[int], timeout_ms: int) -> int:
         """These blocks are about to be overwritten: waits at most that long for saves that read them
         to finish copying, aborts those that have not. On return no save reads them. Returns the
         number of pages aborted."""
     def stats(self) -> dict[str, int]:
         """saved_pages, saved_bytes, save_us, aborted_pages, restored_pages, restored_bytes, restore_us,
-        failed_pages, verified_pages, save_inflight_bytes, load_inflight_bytes, …"""
-    def close(self) -> None:
-        """Ends all copies and the session. On return nothing touches KV memory."""
+        failed_pages, verified_pages, save_inflight_bytes, load_inflight_bytes, …; on a CUDA device also
+        registered_bytes (of the pool, which the device reaches directly) and registering_bytes (which will
+        follow)."""
+    def close(self) -> bool:
+        """Ends all copies and the session. True: nothing touches KV memory any more. False: copies of a
+        device have not ended, because it is lost or stuck; KV memory is theirs until the process ends."""
 
 class Load:
     def poll(self) -> bool:
         """True when no byte of it moves any more: done, failed or aborted."""
     def wait_layer(self, layer: int, timeout_ms: int) -> bool:
         """Waits until regions 0 … `layer` of all pages have landed; False on timeout or failure."""
+    def order_layer(self, layer: int, stream: int, timeout_ms: int) -> int:
+        """CUDA devices: waits until the copies of regions 0 … `layer` of all pages are queued, then makes the
+        stream come after them; never waits for the copies themselves. LAYER_COMPLETE, LAYER_ORDERED,
+        LAYER_FAILED or LAYER_TIMED_OUT. Pages that failed alone do not count: `wait_checked` and
+        `failed_blocks` tell."""
+    def wait_checked(self, timeout_ms: int) -> bool:
+        """Waits until every checksum that is compared has been. From then on `failed_blocks` is right for
+        layers that a stream was ordered after, whether the copy has ended or not."""
     def wait(self, timeout_ms: int) -> bool:
         """Waits until `poll` would be True."""
     def abort(self, timeout_ms: int) -> bool:

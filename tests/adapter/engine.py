@@ -226,7 +226,7 @@ class Engine:
         worker = self.worker
         worker.handle_preemptions(metadata)
         worker.bind_connector_metadata(metadata)
-        context = SimpleNamespace()
+        context = SimpleNamespace(attn_metadata={})
         if has_sync:
             worker.start_load_kv(context)
         if scheduled.total_num_scheduled_tokens:

@@ -143,13 +143,13 @@ class Layout:
         return len(self.regions)
 
 
-def gather_block(layout: Layout, block: int) -> bytes:
+def gather_block(layout: Layout, block: int, *, device: str = "cpu") -> bytes:
     return b"".join(
         ctypes.string_at(address + block * stride, size) for address, stride, size, _ in layout.regions
     )
 
 
-def scatter_block(layout: Layout, block: int, payload: bytes) -> None:
+def scatter_block(layout: Layout, block: int, payload: bytes, *, device: str = "cpu") -> None:
     at = 0
     for address, stride, size, _ in layout.regions:
         ctypes.memmove(address + block * stride, payload[at : at + size], size)
@@ -427,6 +427,8 @@ class Save:
 
 class WorkerClient:
     self_test = "passed"
+    trouble = ""
+    method = "cpu"
 
     def __init__(
         self, registration: Registration, *, rank: int, layout: Layout, scratch: Layout, **settings: Any
@@ -472,7 +474,8 @@ class WorkerClient:
             save.poll()
         return sum(save.abort(set(blocks)) for save in MANAGER.saves)
 
-    def close(self) -> None:
+    def close(self) -> bool:
         MANAGER.closed.append("worker")
         for load in MANAGER.loads:
             load.abort(0)
+        return True

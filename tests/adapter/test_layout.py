@@ -123,7 +123,7 @@ def test_probe_notices_wrong_addresses(native: Any, mini: Any, change: Any, said
 
 
 def test_probe_notices_a_write_beside_the_block(native: Any, mini: Any) -> None:
-    def scatter(layout: Any, block: int, payload: bytes) -> None:
+    def scatter(layout: Any, block: int, payload: bytes, device: str) -> None:
         native.scatter_block(layout, block, payload)
         native.scatter_block(layout, block + 1, payload)
 
@@ -135,7 +135,7 @@ def test_probe_notices_a_write_beside_the_block(native: Any, mini: Any) -> None:
 def test_failed_probe_switches_the_worker_off(
     make_engine: Any, mini: Any, manager: Any, native: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "gather_block", lambda layout, block: bytes([block]) * layout.page_bytes)
+    monkeypatch.setattr(native, "gather_block", lambda layout, block, device: bytes([block]) * 768)
     engine = make_engine()
     assert [line for line in lines if "layout self-test failed" in line]
     engine.compute_and_save(mini.FakeRequest("a", list(range(18))))

@@ -4,7 +4,7 @@ use crate::child::{LONG, Process, until};
 use crate::memory;
 use anyhow::{Context, Result, bail, ensure};
 use orbitkv_client::{
-    GrantStatus, GroupSpec, Hash, Query, QueryState, Registration, SchedulerClient, SelfTest, Verify,
+    Device, GrantStatus, GroupSpec, Hash, Query, QueryState, Registration, SchedulerClient, SelfTest, Verify,
     WorkerClient, WorkerConfig,
 };
 use std::ffi::OsStr;
@@ -113,6 +113,7 @@ impl Engine {
         let worker = WorkerClient::new(WorkerConfig {
             registration: registration(socket, instance),
             rank: 0,
+            device: Device::Host,
             layout: memory::layout(CHAIN_PAGES, PAGE_BYTES)?,
             more_layouts: Vec::new(),
             scratch: memory::layout(2, PAGE_BYTES)?,

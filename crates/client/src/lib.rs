@@ -29,4 +29,7 @@ pub use orbitkv_wire::{GrantStatus, Hash, MAX_HASHES};
 pub use registration::{GroupSpec, Registration};
 pub use scheduler::{Candidates, Preparation, Query, Reservation, Reset, SchedulerClient};
 pub use ticket::{PagePart, Section, Ticket, TicketError, TicketKind};
-pub use worker::{Load, Save, SelfTest, Verify, WorkerClient, WorkerConfig, gather_block, scatter_block};
+pub use worker::{
+    CudaDevice, Device, LayerOrder, Load, Save, SelfTest, Verify, WorkerClient, WorkerConfig, gather_block,
+    scatter_block,
+};

@@ -4,10 +4,10 @@
 mod common;
 
 use common::{
-    BLOCKS, BOOT, Kv, LAYERS, LONG, Manager, Peer, Pool, SCHEDULER, hash, part, save_ticket, section, stat,
-    wait_for, with_block,
+    BLOCKS, BOOT, Kv, LAYERS, LONG, Manager, Peer, Pool, SCHEDULER, hash, part, save_ticket, section,
+    serve_probe, stat, wait_for, with_block,
 };
-use orbitkv_client::{SelfTest, Ticket, Verify, WorkerClient, gather_block, scatter_block};
+use orbitkv_client::{Device, SelfTest, Ticket, Verify, WorkerClient, gather_block, scatter_block};
 use orbitkv_copy::crc64;
 use orbitkv_wire::{Kind, Resume, ToClient, ToManager};
 use std::time::Duration;
@@ -246,40 +246,6 @@ fn a_segment_without_descriptor_or_of_another_size_closes_the_connection() {
     assert!(peer.try_next().is_none());
 }
 
-/// Plays the manager's part of a self-test; `tamper` may change what is in the pool before it is read back.
-fn serve_probe(peer: &mut Peer, pool: &Pool, tamper: impl Fn(&Pool, u32)) {
-    peer.send_segment(0, &pool.segment);
-    let mut slot = 0;
-    loop {
-        let frame = peer.next();
-        let operation = frame.operation();
-        match frame.to_manager() {
-            ToManager::Reserve { group: u16::MAX, hashes, .. } => {
-                assert_eq!(hashes.len(), 1);
-                slot = 2;
-                peer.grant(operation, 1, slot);
-            }
-            ToManager::Commit([item]) => {
-                assert_eq!(item.crc.get(), pool.crc(slot));
-                tamper(pool, slot);
-            }
-            ToManager::Query { group: u16::MAX, .. } => {
-                let parts = [part(slot, pool.crc(slot))];
-                peer.send(operation, &ToClient::Ready { pages: 1, shards: 1, parts: &parts });
-            }
-            ToManager::CopyDone { session, revision, .. } => assert_eq!((session, revision), (2, 1)),
-            ToManager::Restore { first: 0, pages: 1 }
-            | ToManager::Release
-            | ToManager::Forget { group: u16::MAX, .. } => {}
-            ToManager::Attest { passed } => {
-                peer.send(0, &ToClient::InstanceState { active: passed });
-                return;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 fn self_test(tamper: impl Fn(&Pool, u32)) -> (SelfTest, bool) {
     let (manager, kv, scratch, pool) = (Manager::new(), Kv::new(), Kv::new(), Pool::new());
     let before = (kv.bytes(), scratch.payload(2));
@@ -313,10 +279,10 @@ fn the_self_test_passes_with_a_true_pool_and_fails_with_any_other() {
 fn gather_and_scatter_are_each_other_s_reverse() {
     let kv = Kv::new();
     let before = kv.bytes();
-    assert!(gather_block(&kv.layout, 5).unwrap() == kv.payload(5));
-    let payload = gather_block(&kv.layout, 5).unwrap();
-    scatter_block(&kv.layout, 1, &payload).unwrap();
+    assert!(gather_block(&Device::Host, &kv.layout, 5).unwrap() == kv.payload(5));
+    let payload = gather_block(&Device::Host, &kv.layout, 5).unwrap();
+    scatter_block(&Device::Host, &kv.layout, 1, &payload).unwrap();
     assert!(kv.bytes() == with_block(before, 1, &payload));
-    assert!(gather_block(&kv.layout, BLOCKS).is_err());
-    assert!(scatter_block(&kv.layout, 1, &payload[1..]).is_err());
+    assert!(gather_block(&Device::Host, &kv.layout, BLOCKS).is_err());
+    assert!(scatter_block(&Device::Host, &kv.layout, 1, &payload[1..]).is_err());
 }

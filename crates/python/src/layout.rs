@@ -44,19 +44,29 @@ impl Layout {
 
 /// Payload of one block through the copy engine's own address arithmetic.
 #[pyfunction]
+#[pyo3(signature = (layout, block, *, device = "cpu"))]
 pub(crate) fn gather_block<'py>(
     py: Python<'py>,
     layout: &Layout,
     block: usize,
+    device: &str,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let layout = &layout.inner;
-    let payload = Guard::default().run(py, || orbitkv_client::gather_block(layout, block))?;
+    let payload =
+        Guard::default().run(py, || orbitkv_client::gather_block(&device.parse()?, layout, block))?;
     Ok(PyBytes::new(py, &payload))
 }
 
 /// The reverse of `gather_block`. Only for scratch memory.
 #[pyfunction]
-pub(crate) fn scatter_block(py: Python<'_>, layout: &Layout, block: usize, payload: &[u8]) -> PyResult<()> {
+#[pyo3(signature = (layout, block, payload, *, device = "cpu"))]
+pub(crate) fn scatter_block(
+    py: Python<'_>,
+    layout: &Layout,
+    block: usize,
+    payload: &[u8],
+    device: &str,
+) -> PyResult<()> {
     let layout = &layout.inner;
-    Guard::default().run(py, || orbitkv_client::scatter_block(layout, block, payload))
+    Guard::default().run(py, || orbitkv_client::scatter_block(&device.parse()?, layout, block, payload))
 }

@@ -49,6 +49,10 @@ mod _native {
         module.add("READY", crate::scheduler::READY)?;
         module.add("MISS", crate::scheduler::MISS)?;
         module.add("PREPARED", crate::scheduler::PREPARED)?;
+        module.add("LAYER_COMPLETE", crate::worker::LAYER_COMPLETE)?;
+        module.add("LAYER_ORDERED", crate::worker::LAYER_ORDERED)?;
+        module.add("LAYER_FAILED", crate::worker::LAYER_FAILED)?;
+        module.add("LAYER_TIMED_OUT", crate::worker::LAYER_TIMED_OUT)?;
         module.add("GRANT_SLOTS", GrantStatus::Slots as u8)?;
         module.add("GRANT_EXISTS", GrantStatus::Exists as u8)?;
         module.add("GRANT_BUSY", GrantStatus::Busy as u8)?;

@@ -4,7 +4,7 @@ use crate::args::{blocks, int, millis};
 use crate::guard::{Guard, drop_quietly};
 use crate::layout::Layout;
 use crate::registration::Registration;
-use orbitkv_client::{SelfTest, WorkerConfig};
+use orbitkv_client::{LayerOrder, SelfTest, WorkerConfig};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl WorkerClient {
     #[new]
     #[pyo3(signature = (
         registration, *, rank, layout, scratch, layout_probe_passed, copy_threads = 2,
-        verify_restore = "sample:16", more_layouts = HashMap::new()
+        verify_restore = "sample:16", more_layouts = HashMap::new(), device = "cpu"
     ))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments of the Python side.
     fn new(
@@ -34,6 +34,7 @@ impl WorkerClient {
         copy_threads: i64,
         verify_restore: &str,
         more_layouts: HashMap<u16, Bound<'_, Layout>>,
+        device: &str,
     ) -> PyResult<Self> {
         let guard = Guard::default();
         let (rank, copy_threads) = (int("rank", rank)?, int("copy_threads", copy_threads)?);
@@ -45,6 +46,7 @@ impl WorkerClient {
             orbitkv_client::WorkerClient::new(WorkerConfig {
                 registration,
                 rank,
+                device: device.parse()?,
                 layout,
                 more_layouts,
                 scratch,
@@ -72,15 +74,39 @@ impl WorkerClient {
         })
     }
 
-    fn restore(&self, py: Python<'_>, ticket: &[u8], blocks: Vec<i64>) -> PyResult<Load> {
+    #[getter]
+    fn method(&self) -> PyResult<String> {
+        self.guard.look(|| Ok(self.client.method()))
+    }
+
+    #[getter]
+    fn trouble(&self) -> PyResult<String> {
+        self.guard.look(|| Ok(self.client.trouble().unwrap_or_default()))
+    }
+
+    #[pyo3(signature = (ticket, blocks, *, stream = None))]
+    fn restore(
+        &self,
+        py: Python<'_>,
+        ticket: &[u8],
+        blocks: Vec<i64>,
+        stream: Option<usize>,
+    ) -> PyResult<Load> {
         let blocks = self::blocks(&blocks)?;
-        let load = self.guard.run(py, || self.client.restore(ticket, &blocks))?;
+        let load = self.guard.run(py, || match stream {
+            Some(stream) => self.client.restore_after(stream, ticket, &blocks),
+            None => self.client.restore(ticket, &blocks),
+        })?;
         Ok(Load { load, guard: self.guard.clone() })
     }
 
-    fn save(&self, py: Python<'_>, ticket: &[u8], blocks: Vec<i64>) -> PyResult<Save> {
+    #[pyo3(signature = (ticket, blocks, *, stream = None))]
+    fn save(&self, py: Python<'_>, ticket: &[u8], blocks: Vec<i64>, stream: Option<usize>) -> PyResult<Save> {
         let blocks = self::blocks(&blocks)?;
-        let save = self.guard.run(py, || self.client.save(ticket, &blocks))?;
+        let save = self.guard.run(py, || match stream {
+            Some(stream) => self.client.save_after(stream, ticket, &blocks),
+            None => self.client.save(ticket, &blocks),
+        })?;
         Ok(Save { save, guard: self.guard.clone() })
     }
 
@@ -93,17 +119,27 @@ impl WorkerClient {
         self.guard.look(|| Ok(self.client.stats().into_iter().collect()))
     }
 
-    fn close(&self) {
+    fn close(&self) -> bool {
         // Also of a broken client, and in whatever state.
-        drop_quietly(|| self.client.close());
+        let mut ended = false;
+        drop_quietly(|| ended = self.client.close());
+        ended
     }
 }
 
 impl Drop for WorkerClient {
     fn drop(&mut self) {
-        drop_quietly(|| self.client.close());
+        drop_quietly(|| {
+            self.client.close();
+        });
     }
 }
+
+/// Answers of `Load.order_layer`.
+pub(crate) const LAYER_COMPLETE: u8 = 0;
+pub(crate) const LAYER_ORDERED: u8 = 1;
+pub(crate) const LAYER_FAILED: u8 = 2;
+pub(crate) const LAYER_TIMED_OUT: u8 = 3;
 
 /// A restore under way.
 #[pyclass(frozen, module = "orbitkv._native")]
@@ -121,6 +157,22 @@ impl Load {
     fn wait_layer(&self, py: Python<'_>, layer: i64, timeout_ms: i64) -> PyResult<bool> {
         let layer = int("layer", layer)?;
         self.guard.run(py, || Ok(self.load.wait_layer(layer, millis(timeout_ms))))
+    }
+
+    fn order_layer(&self, py: Python<'_>, layer: i64, stream: usize, timeout_ms: i64) -> PyResult<u8> {
+        let layer = int("layer", layer)?;
+        self.guard.run(py, || {
+            Ok(match self.load.order_layer(layer, stream, millis(timeout_ms))? {
+                LayerOrder::Complete => LAYER_COMPLETE,
+                LayerOrder::Ordered => LAYER_ORDERED,
+                LayerOrder::Failed => LAYER_FAILED,
+                LayerOrder::TimedOut => LAYER_TIMED_OUT,
+            })
+        })
+    }
+
+    fn wait_checked(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<bool> {
+        self.guard.run(py, || Ok(self.load.wait_checked(millis(timeout_ms))))
     }
 
     fn wait(&self, py: Python<'_>, timeout_ms: i64) -> PyResult<bool> {

@@ -49,6 +49,14 @@ T = TypeVar("T")
 FAULT = "OrbitKV %s side failed; serving on without the cache"
 
 
+def calls_layers(forward_context: Any) -> bool:
+    """Whether the forward pass will ask for each layer. Replaying a whole graph it does not; one of the
+    engine's runners then shows that graph, the other a context without attention metadata."""
+    mode = getattr(forward_context, "cudagraph_runtime_mode", None)
+    has_attention = getattr(forward_context, "attn_metadata", None) is not None
+    return has_attention and getattr(mode, "name", "NONE") != "FULL"
+
+
 class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     """Connector for one process of an engine. A side is None where the cache is off from the start, and a
     `Broken…` after a fault."""
@@ -209,8 +217,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         metadata = self._connector_metadata
         if isinstance(metadata, StepMetadata):
-            mode = getattr(forward_context, "cudagraph_runtime_mode", None)
-            layers_are_called = getattr(mode, "name", "NONE") != "FULL"
+            layers_are_called = calls_layers(forward_context)
             self._on_worker(
                 lambda side: side.start_loads(metadata, layers_are_called=layers_are_called),
                 lambda _: None,

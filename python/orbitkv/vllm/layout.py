@@ -51,6 +51,8 @@ def regions_of(kv_caches: dict[str, torch.Tensor], kv_cache: KVCacheConfig) -> l
     regions = [region_of(name, kv_caches[name], kv_cache.num_blocks, page_size_bytes) for name in names]
     if len({region.address for region in regions}) != len(regions):
         raise LayoutError("layers share one KV tensor")
+    if len(devices := {str(region.tensor.device) for region in regions}) != 1:
+        raise LayoutError(f"layers are on several devices: {', '.join(sorted(devices))}")
     return regions
 
 
@@ -58,8 +60,10 @@ def region_of(layer: str, tensor: torch.Tensor, num_blocks: int, page_size_bytes
     """The region of one layer whose scheduler block holds `page_size_bytes`."""
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(f"layer {layer!r}: its KV cache is a {type(tensor).__name__}, not one tensor")
-    if tensor.device.type != "cpu":
-        raise LayoutError(f"layer {layer!r} is on {tensor.device}; this build copies host memory only")
+    if tensor.device.type not in ("cpu", "cuda") or torch.version.hip is not None:
+        raise LayoutError(
+            f"layer {layer!r} is on {tensor.device}; only host memory and NVIDIA devices are supported"
+        )
     found = f"layer {layer!r} of shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}"
     ratio, rest = divmod(tensor.shape[0] if tensor.dim() else 0, num_blocks)
     if ratio < 1 or rest:

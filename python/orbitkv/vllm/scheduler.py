@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from vllm.platforms import current_platform
+
 from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
 from orbitkv.vllm.log import logger, warn_once
@@ -59,7 +61,8 @@ class SchedulerSide:
         )
         self._lookahead = Lookahead(self._client, mode, block_tokens, self._worth, self._trace)
         self._lookups = Lookups(self._client, settings, self._lookahead, self._worth, self._trace)
-        self._estimate = TransferEstimate(settings, page_bytes)
+        on_device = current_platform.device_type != "cpu"
+        self._estimate = TransferEstimate(settings, page_bytes, on_device=on_device)
         self._pool: BlockPool | None = None
         needs_gate = settings.admission_gate and engine_needs_gate()
         self.gate = Gate(self._free_blocks, enabled=needs_gate)

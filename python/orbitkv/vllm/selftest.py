@@ -1,8 +1,8 @@
 """Layout probe: before any page is saved, the native client's address arithmetic is checked against torch.
 
-It runs on scratch tensors with the strides of the real ones and needs no manager. Torch reads and writes
-blocks by indexing, the client by address; only if both agree in both directions, and nothing beside the
-block changes, may pages be exchanged with other engines.
+It runs on scratch tensors with the strides of the real ones, on their device, and needs no manager. Torch
+reads and writes blocks by indexing, the client by address; only if both agree in both directions, and nothing
+beside the block changes, may pages be exchanged with other engines.
 """
 
 from __future__ import annotations
@@ -26,6 +26,24 @@ class Scratch:
     regions: list[Region]
     layout: Any
 
+    @property
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self.regions[0].tensor.device
+
+    def settle(self) -> None:
+        """Returns when torch has done what it was told: the client's copies are on streams of their own."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def gather(self, native: Any, block: int) -> bytes:
+        """A block as the client reads it."""
+        return native.gather_block(self.layout, block, device=str(self.device))
+
+    def scatter(self, native: Any, block: int, payload: bytes) -> None:
+        """Writes a block as the client does."""
+        native.scatter_block(self.layout, block, payload, device=str(self.device))
+
 
 def scratch_like(regions: list[Region], native: Any) -> Scratch:
     """`SCRATCH_BLOCKS` blocks a layer with the strides of `regions`, filled with zeros."""
@@ -45,11 +63,12 @@ def probe_layout(scratch: Scratch, native: Any) -> str | None:
     for region in scratch.regions:
         storage = _storage_bytes(region.tensor)
         storage.copy_(_random_bytes(storage.numel(), generator))
+    scratch.settle()
     return _probe_gather(scratch, native) or _probe_scatter(scratch, native, generator)
 
 
 def _probe_gather(scratch: Scratch, native: Any) -> str | None:
-    payloads = [native.gather_block(scratch.layout, block) for block in range(SCRATCH_BLOCKS)]
+    payloads = [scratch.gather(native, block) for block in range(SCRATCH_BLOCKS)]
     if len(set(payloads)) != SCRATCH_BLOCKS:
         return "two blocks gave the same bytes"
     for block, payload in enumerate(payloads):
@@ -62,7 +81,8 @@ def _probe_scatter(scratch: Scratch, native: Any, generator: torch.Generator) ->
     block = SCRATCH_BLOCKS // 2
     parts = [_random_bytes(region.block_bytes, generator) for region in scratch.regions]
     expected = [_with_block(region, block, part) for region, part in zip(scratch.regions, parts, strict=True)]
-    native.scatter_block(scratch.layout, block, torch.cat(parts).numpy().tobytes())
+    scratch.settle()
+    scratch.scatter(native, block, torch.cat(parts).numpy().tobytes())
     for region, wanted in zip(scratch.regions, expected, strict=True):
         if not torch.equal(_storage_bytes(region.tensor), wanted):
             return f"writing block {block} of layer {region.layer!r} changed other bytes than that block's"
@@ -78,13 +98,13 @@ def _with_block(region: Region, block: int, content: torch.Tensor) -> torch.Tens
     view = memory.view(integers).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     target = view[block * region.ratio : (block + 1) * region.ratio]
     target = target.permute(memory_axes(target))
-    target.copy_(content.view(integers).reshape(target.shape))
+    target.copy_(content.to(tensor.device).view(integers).reshape(target.shape))
     return memory
 
 
 def _payload(scratch: Scratch, block: int) -> bytes:
     parts = [
-        memory_order(region.tensor[block * region.ratio : (block + 1) * region.ratio]).numpy().tobytes()
+        memory_order(region.tensor[block * region.ratio : (block + 1) * region.ratio]).cpu().numpy().tobytes()
         for region in scratch.regions
     ]
     return b"".join(parts)
@@ -96,4 +116,4 @@ def _random_bytes(count: int, generator: torch.Generator) -> torch.Tensor:
 
 def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of the memory behind a tensor, also those between its blocks."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -16,6 +16,7 @@ def why_unsupported(config: VllmConfig, kv_cache: KVCacheConfig) -> str | None:
     return (
         _transfer_reason(config)
         or _parallel_reason(config)
+        or _memory_reason(config)
         or _model_reason(config)
         or _hash_reason(config)
         or _group_reason(kv_cache)
@@ -55,6 +56,18 @@ def _ranks_reason(parallel: ParallelConfig) -> str | None:
         return "distributed_executor_backend is 'external_launcher': each rank has a scheduler of its own"
     if (hosts := getattr(parallel, "nnodes_within_dp", 1)) > 1:
         return f"the tensor parallel ranks are on {hosts} hosts; a cache manager serves one"
+    return None
+
+
+def _memory_reason(config: VllmConfig) -> str | None:
+    """What may touch KV memory without our knowing when."""
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        return (
+            "sleep mode is on, and the engine takes KV memory away without telling those who copy from it; "
+            "unset --enable-sleep-mode"
+        )
+    if getattr(config.parallel_config, "use_ubatching", False):
+        return "micro-batches are on, which run a layer on several streams; unset --enable-dbo, --ubatch-size"
     return None
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from orbitkv.vllm.settings import Settings
 
-# Host memory copies are rarely slower; until the first restore was timed nothing better is known.
+# Copies in host memory, and over PCI Express, are rarely slower; until the first restore was timed nothing
+# better is known.
 INITIAL_BYTES_PER_SECOND = 2e9
+INITIAL_DEVICE_BYTES_PER_SECOND = 2e10
 # Weight of the newest measurement in the moving average.
 NEWEST_WEIGHT = 0.2
 
@@ -16,11 +18,11 @@ NEWEST_WEIGHT = 0.2
 class TransferEstimate:
     """Moving average of the restore bandwidth, and what the current step has been charged with so far."""
 
-    def __init__(self, settings: Settings, page_bytes: int) -> None:
+    def __init__(self, settings: Settings, page_bytes: int, *, on_device: bool = False) -> None:
         self._mode = settings.load_mode
         self._sync_max_s = settings.sync_max_ms / 1000
         self._page_bytes = page_bytes
-        self.bytes_per_second = INITIAL_BYTES_PER_SECOND
+        self.bytes_per_second = INITIAL_DEVICE_BYTES_PER_SECOND if on_device else INITIAL_BYTES_PER_SECOND
         self._decoding: set[str] = set()
         self._sync_pages = 0
 

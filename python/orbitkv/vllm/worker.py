@@ -1,7 +1,8 @@
 """Worker side: hands loads and saves to the native client and reports how they end.
 
 Runs in the model runner's thread. The client copies on threads of its own; here one waits only where the
-engine is about to read or to overwrite a block.
+engine is about to read or to overwrite a block. On a CUDA device it is the compute stream that waits: the
+host sees that a layer's copies are queued, and goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from orbitkv.vllm.device import KVDevice
 from orbitkv.vllm.layout import LayoutError, regions_of
 from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
@@ -20,7 +24,6 @@ from orbitkv.vllm.stats import Increments, worker_counts
 from orbitkv.vllm.trace import open_trace
 
 if TYPE_CHECKING:
-    import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from orbitkv.vllm.settings import Settings
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 # An asynchronous load that takes longer is ended; its blocks are then recomputed.
 ASYNC_LOAD_LIMIT_S = 10.0
 ABORT_SLICE_MS = 100
+# Memory that copies of a lost device may touch until the process ends.
+_NEVER_FREED: list[Any] = []
 
 
 @dataclass
@@ -71,12 +76,15 @@ class WorkerSide:
         self._trace = open_trace(settings, page_bytes=page_bytes(kv_cache), side="worker", rank=rank)
         self._client: Any = None
         self._scratch: Scratch | None = None  # keeps the memory of the client's own self-test alive
+        self._device = KVDevice(torch.device("cpu"))
         self._page_bytes = 0
         self._layers: dict[str, int] = {}
         self._waits_before_forward = False
         self.step = 0
         self.loads_step = 0  # last step whose loads have all been taken in
         self._sync: list[_Load] = []
+        # Of earlier steps, whose layers the compute stream comes after; they may still be on their way.
+        self._ordered: list[_Load] = []
         self._async: dict[str, _Load] = {}
         self._saves: dict[int, _Save] = {}
         self._ended_saves: dict[int, int] = {}
@@ -85,22 +93,33 @@ class WorkerSide:
         self._loaded_bytes = 0
         self._load_seconds = 0.0
         self._said_verdict = ""
+        self._said_trouble = ""
         self._increments = Increments()
         self._copied = (0, 0)
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
-        """Proves the layout and attaches to the manager. Returns why the cache stays off, or None."""
+        """Proves the layout and attaches to the manager. Returns why the cache stays off, or None. What was
+        registered before is let go first."""
         native = load_native()
+        if (reason := self._detach()) is not None:
+            return reason
         try:
             regions = regions_of(kv_caches, self._kv_cache)
+            self._device = KVDevice(regions[0].tensor.device)
+            scratch = scratch_like(regions, native)
+            if (difference := probe_layout(scratch, native)) is not None:
+                return f"layout self-test failed: {difference}"
+            self._layers = {region.layer: index for index, region in enumerate(regions)}
+            self._attach(native, scratch, native.Layout([region.as_tuple() for region in regions]))
         except LayoutError as error:
             return str(error)
-        scratch = scratch_like(regions, native)
-        if (difference := probe_layout(scratch, native)) is not None:
-            return f"layout self-test failed: {difference}"
-        self._scratch = scratch
-        self._layers = {region.layer: index for index, region in enumerate(regions)}
-        layout = native.Layout([region.as_tuple() for region in regions])
+        except native.OrbitKVError as error:
+            return f"{self._device.name}: {error}"
+        except torch.OutOfMemoryError:
+            return f"{self._device.name} has no memory for the layout self-test; lower gpu_memory_utilization"
+        return None
+
+    def _attach(self, native: Any, scratch: Scratch, layout: Any) -> None:
         self._page_bytes = layout.page_bytes
         self._client = native.WorkerClient(
             self._registration,
@@ -110,8 +129,30 @@ class WorkerSide:
             layout_probe_passed=True,
             copy_threads=self._settings.copy_threads,
             verify_restore=self._settings.verify_restore,
+            device=self._device.name,
         )
-        return None
+        self._scratch = scratch
+        if self._device.has_streams:
+            logger.info(
+                "OrbitKV copies: %s; pool memory is registered with the device in the background",
+                self._client.method,
+            )
+
+    def _detach(self) -> str | None:
+        """Ends the client of an earlier registration, and with it every copy; None once that is so."""
+        client, self._client = self._client, None
+        if client is None:
+            return None
+        has_ended = client.close()
+        self._received, self._failed_blocks = self.outstanding()
+        self._ended_saves = self.unreported_saves()
+        self._sync, self._ordered, self._async, self._saves = [], [], {}, {}
+        self._copied = (0, 0)
+        self._increments = Increments()
+        if has_ended:
+            return None
+        _NEVER_FREED.append(self._scratch)
+        return "copies of the KV memory registered before have not ended; restart the engine"
 
     # Saves ------------------------------------------------------------------------------------------------
 
@@ -138,6 +179,11 @@ class WorkerSide:
             self._said_verdict = verdict
             if verdict.startswith("failed"):
                 logger.warning("OrbitKV off, serving without it: self-test %s", verdict)
+        trouble = self._client.trouble if self._client is not None else ""
+        if trouble != self._said_trouble:
+            self._said_trouble = trouble
+            if trouble:
+                logger.warning("OrbitKV: %s", trouble)
 
     def _fence(self, blocks: list[int]) -> None:
         if blocks and self._client is not None:
@@ -145,7 +191,7 @@ class WorkerSide:
 
     def _save(self, order: SaveOrder) -> None:
         try:
-            save = self._client.save(order.ticket, order.blocks) if self._client is not None else None
+            save = self._begin_save(order)
         except load_native().OrbitKVError as error:
             warn_once("save", "OrbitKV: a save could not begin: %s", error)
             save = None
@@ -153,6 +199,11 @@ class WorkerSide:
             self._ended_saves[order.save_id] = 1
         else:
             self._saves[order.save_id] = _Save(save, list(order.blocks))
+
+    def _begin_save(self, order: SaveOrder) -> Any:
+        if self._client is None:
+            return None
+        return self._client.save(order.ticket, order.blocks, **self._device.order())
 
     # Loads ------------------------------------------------------------------------------------------------
 
@@ -175,7 +226,7 @@ class WorkerSide:
         if order.ticket is None or self._client is None:
             return None
         try:
-            return self._client.restore(order.ticket, order.blocks)
+            return self._client.restore(order.ticket, order.blocks, **self._device.order())
         except load_native().OrbitKVError as error:
             warn_once("load", "OrbitKV: a restore could not begin, its tokens are recomputed: %s", error)
             return None
@@ -201,7 +252,8 @@ class WorkerSide:
             self._trace.event("first_use", load.order.request_id, pages=len(load.order.blocks))
 
     def wait_for_layer(self, layer: str) -> None:
-        """Returns when this layer of all loads of the step has landed, or will never land."""
+        """Returns when what the engine does next sees this layer of all loads of the step, or when it will
+        never land."""
         if self._sync:
             self._wait_layers(self._layers.get(layer, len(self._layers) - 1))
 
@@ -212,15 +264,27 @@ class WorkerSide:
                 continue
             if not self._is_over(load):
                 load.was_awaited = True
-                # False: time is up, or a page failed. The others may land all the same.
-                if not load.native.wait_layer(index, _until_ms(deadline)) and not load.native.wait(
-                    _until_ms(deadline)
-                ):
-                    self._stop(load)
+                if self._device.has_streams:
+                    self._order_layer(load, index, deadline)
+                else:
+                    self._await_layer(load, index, deadline)
             self._is_over(load)
             if load.layers_waited == 0 and self._trace.is_on:
                 self._trace_first_use(load)
             load.layers_waited = len(self._layers) if load.ended is not None else index + 1
+
+    def _await_layer(self, load: _Load, index: int, deadline: float) -> None:
+        # False: time is up, or a page failed. The others may land all the same.
+        if not load.native.wait_layer(index, _until_ms(deadline)) and not load.native.wait(
+            _until_ms(deadline)
+        ):
+            self._stop(load)
+
+    def _order_layer(self, load: _Load, index: int, deadline: float) -> None:
+        native = load_native()
+        answer = load.native.order_layer(index, self._device.stream(), _until_ms(deadline))
+        if answer not in (native.LAYER_COMPLETE, native.LAYER_ORDERED):
+            self._stop(load)
 
     def _stop(self, load: _Load) -> None:
         """Ends a load whose blocks the engine is about to use otherwise. There is no giving up: a copy that
@@ -230,20 +294,41 @@ class WorkerSide:
             warn_once("abort", "OrbitKV: waiting for a restore to stop")
 
     def end_step(self) -> None:
-        """Ends this step's loads; idempotent. After it no byte of them moves."""
-        num_layers = len(self._layers)
+        """Ends this step's loads; idempotent. After it no byte of them moves, or none once the compute stream
+        comes to what the engine launches next."""
         for load in self._sync:
-            if not self._is_over(load):
-                if not load.native.wait(self._settings.layer_wait_ms):
-                    self._stop(load)
-                self._is_over(load)
-            self._failed_blocks |= load.failed_blocks()
-            if load.native is not None and load.layers_waited < num_layers:
-                # The forward pass may have read layers that had not landed.
-                self._waits_before_forward = True
-                self._failed_blocks.update(load.order.blocks)
+            if self._device.has_streams and not self._is_over(load):
+                self._end_ordered(load)
+            else:
+                self._end_awaited(load)
             self._count(load)
         self._sync = []
+        self._ordered = [load for load in self._ordered if not self._is_over(load)]
+
+    def _end_awaited(self, load: _Load) -> None:
+        if not self._is_over(load):
+            if not load.native.wait(self._settings.layer_wait_ms):
+                self._stop(load)
+            self._is_over(load)
+        self._failed_blocks |= load.failed_blocks()
+        if load.native is not None and load.layers_waited < len(self._layers):
+            # The forward pass may have read layers that had not landed.
+            self._waits_before_forward = True
+            self._failed_blocks.update(load.order.blocks)
+
+    def _end_ordered(self, load: _Load) -> None:
+        """A load that is still on its way. Which of its pages are not to be believed is known without its
+        end: their checksums are those of the pool's pages."""
+        if load.layers_waited < len(self._layers):
+            self._stop(load)
+            self._end_awaited(load)
+        elif load.native.wait_checked(self._settings.layer_wait_ms):
+            self._failed_blocks |= load.failed_blocks()
+            self._ordered.append(load)
+        else:
+            warn_once("checks", "OrbitKV: checksums of a restore were not compared in time; it is recomputed")
+            self._failed_blocks.update(load.order.blocks)
+            self._ordered.append(load)
 
     def _count(self, load: _Load) -> None:
         if load.was_awaited and load.ended is not None and not load.failed_blocks():
@@ -279,6 +364,9 @@ class WorkerSide:
                 del self._saves[save_id]
                 self._ended_saves[save_id] = 1
         copied_bytes, copy_us = self._take_copied()
+        if self._device.has_streams:
+            # No thread waits for a restore, so what the client has seen is all there is.
+            self._loaded_bytes, self._load_seconds = copied_bytes, copy_us / 1e6
         report = WorkerReport(
             self.step,
             self._ended_saves,
@@ -317,7 +405,8 @@ class WorkerSide:
         """Ends all copies. After it nothing touches KV memory."""
         if self._client is not None:
             client, self._client = self._client, None
-            client.close()
+            if not client.close():
+                _NEVER_FREED.append(self._scratch)
             logger.debug("OrbitKV: worker client closed")
         self._trace.close()
 

@@ -8,17 +8,29 @@ use super::{Load, Save};
 use crate::registration::PROBE_GROUP;
 use crate::ticket::{PagePart, Ticket, TicketError, TicketKind};
 use crate::{ClientError, Hash};
-use orbitkv_copy::KvLayout;
+use orbitkv_copy::{KvLayout, StreamOrder};
 use std::collections::HashSet;
 use std::sync::Arc;
+
+/// What happens on the blocks of a ticket before they are copied.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Before {
+    /// Nothing any more.
+    Nothing,
+    /// What is on this stream of the engine now.
+    Stream(usize),
+    /// It is the self-test's, on memory of its own.
+    Probe,
+}
 
 impl Core {
     pub(super) fn restore_ticket(
         self: &Arc<Self>,
         ticket: &Ticket,
         blocks: &[u32],
-        probe: bool,
+        before: Before,
     ) -> Result<Load, ClientError> {
+        let probe = before == Before::Probe;
         let sections = self.check_ticket(ticket, TicketKind::Restore, blocks, probe)?;
         for section in &sections {
             let blocks = &blocks[section.pages.clone()];
@@ -28,9 +40,10 @@ impl Core {
             }
         }
         let parts = ticket.parts_of(self.rank);
-        let (job, admission) = self
-            .work
-            .accept_load(ticket, probe, |origin| LoadJob::new(origin, sections, blocks.to_vec(), parts))?;
+        let order = self.mark(ticket, &parts, before)?;
+        let (job, admission) = self.work.accept_load(ticket, probe, |origin| {
+            LoadJob::new(origin, sections, blocks.to_vec(), parts, order)
+        })?;
         match admission {
             Admission::Accepted(_) => self.work.signal.raise(),
             Admission::Stale => {
@@ -51,8 +64,9 @@ impl Core {
         self: &Arc<Self>,
         ticket: &Ticket,
         blocks: &[u32],
-        probe: bool,
+        before: Before,
     ) -> Result<Save, ClientError> {
+        let probe = before == Before::Probe;
         let sections = self.check_ticket(ticket, TicketKind::Save, blocks, probe)?;
         let [LoadSection { layout, .. }] = &sections[..] else {
             let got = ticket.sections.len() as u64;
@@ -63,11 +77,12 @@ impl Core {
             return Ok(Save::new(Arc::default()));
         }
         let parts = ticket.parts_of(self.rank);
+        let order = self.mark(ticket, &parts, before)?;
         let group = Arc::new(SaveGroup::new(blocks.len()));
         let admission = self.work.accept_save(ticket, probe, blocks.len(), |origin| {
             let pages = blocks.iter().zip(&ticket.hashes).zip(&parts);
             let page = |((block, hash), part): ((&u32, &Hash), &PagePart)| {
-                SavePage::new(origin, layout, (*block, *hash, *part), &group)
+                SavePage::new(origin, layout, (*block, *hash, *part), &group, &order)
             };
             pages.map(page).collect()
         })?;
@@ -86,6 +101,19 @@ impl Core {
                 Ok(Save::new(Arc::default()))
             }
         }
+    }
+
+    /// What every copy of the ticket comes after. Without it none is made, and the manager hears so.
+    fn mark(&self, ticket: &Ticket, own: &[PagePart], before: Before) -> Result<StreamOrder, ClientError> {
+        let marked = match (&self.work.cuda, before) {
+            (Some(cuda), Before::Stream(stream)) => cuda.mark(stream),
+            (Some(_), Before::Nothing) => {
+                let want = "the stream that computes on these blocks, which are in the memory of a device";
+                Err(ClientError::value("stream", "missing", want))
+            }
+            (None, _) | (_, Before::Probe) => Ok(StreamOrder::default()),
+        };
+        marked.inspect_err(|_| self.work.decline(ticket, own))
     }
 
     /// Checks that a ticket and blocks fit each other and the layouts of its groups, which are returned.

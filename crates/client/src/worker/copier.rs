@@ -1,5 +1,6 @@
 //! The copy thread: takes accepted copies, drives the engine, and tells the manager how they ended.
 
+use super::chores::{Check, Chore, Chores, Sum};
 use super::load::{LoadJob, LoadSection};
 use super::save::SavePage;
 use super::state::{Origin, Segment, Work};
@@ -10,7 +11,7 @@ use crate::link::Urgency;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::ticket::PagePart;
 use orbitkv_copy::{
-    CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, KvLayout, PagePair, page_crc64,
+    CopyDirection, CopyDone, CopyEngine, CopyId, CopyJob, CopyState, KvLayout, PagePair, Progress, page_crc64,
 };
 use orbitkv_shm::Region;
 use orbitkv_wire::ToManager;
@@ -27,11 +28,20 @@ const SEGMENT_WAIT: Duration = Duration::from_secs(1);
 /// How often something that nobody signals is looked at again.
 const RECHECK: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_secs(60);
+/// How long a worker that is closed waits for copies of a device before it leaves them to the engine's own end.
+const STOP_WAIT: Duration = Duration::from_secs(2);
 
 enum Running {
     /// A restore and the pages of it that are being copied.
     Load(Arc<LoadJob>, Vec<usize>),
     Save(Arc<SavePage>, Arc<Region>, usize),
+}
+
+/// A page that may be restored, and whether its checksum is compared while it is copied.
+struct Source {
+    memory: Arc<Region>,
+    offset: usize,
+    to_check: bool,
 }
 
 /// A page that was copied and is not yet committed.
@@ -42,9 +52,14 @@ pub(super) struct Commit {
 
 pub(super) struct Copier {
     pub(super) work: Arc<Work>,
-    engine: Box<dyn CopyEngine>,
+    /// Dropped when its device is lost, or when its copies do not end.
+    engine: Option<Box<dyn CopyEngine>>,
     verifier: Verifier,
-    running: HashMap<u64, Running>,
+    running: HashMap<u64, (Arc<Progress>, Running)>,
+    pub(super) chores: Chores,
+    /// Restores whose copies have ended before their checks.
+    landed: Vec<Arc<LoadJob>>,
+    stopping_since: Option<Instant>,
     pub(super) running_saves: usize,
     next_id: u64,
     pub(super) commits: Vec<Commit>,
@@ -58,9 +73,12 @@ impl Copier {
     pub(super) fn new(work: Arc<Work>, engine: Box<dyn CopyEngine>, verifier: Verifier) -> Self {
         Self {
             work,
-            engine,
+            engine: Some(engine),
             verifier,
             running: HashMap::new(),
+            chores: Chores::default(),
+            landed: Vec::new(),
+            stopping_since: None,
             running_saves: 0,
             next_id: 0,
             commits: Vec::new(),
@@ -69,22 +87,27 @@ impl Copier {
         }
     }
 
-    /// Works until the client is closed and every copy has ended.
+    /// Works until the client is closed and every copy has ended, or been left to the device.
     pub(super) fn run(mut self) {
         loop {
             self.parked = false;
             self.finish_ended();
+            self.look_at_device();
             let stopping = self.work.lock().stopping;
             if stopping {
                 self.stop_all();
             }
             self.start_loads();
             self.start_saves();
+            self.do_chore();
             self.send_aborts();
             self.send_commits();
             self.answer_unserved();
             self.answer_fences();
             self.attest_ended_sessions();
+            if !self.chores.is_empty() {
+                continue;
+            }
             if stopping && self.running.is_empty() {
                 return;
             }
@@ -94,21 +117,111 @@ impl Copier {
 
     fn finish_ended(&mut self) {
         let mut ended: Vec<CopyDone> = Vec::new();
-        self.engine.poll(&mut ended);
+        if let Some(engine) = &mut self.engine {
+            engine.poll(&mut ended);
+        }
         for done in ended {
             match self.running.remove(&done.id.0) {
-                Some(Running::Load(job, pages)) => {
-                    if done.state != CopyState::Done {
-                        pages.iter().for_each(|page| job.fail(*page));
-                    }
-                    self.finish_load(&job);
-                }
-                Some(Running::Save(page, region, offset)) => {
-                    self.running_saves -= 1;
-                    self.finish_save(page, &region, offset, done.state);
-                }
+                Some((_, running)) => self.finish(running, done.state),
                 None => debug_assert!(false, "the engine reports each job once"),
             }
+        }
+    }
+
+    fn finish(&mut self, running: Running, state: CopyState) {
+        match running {
+            Running::Load(job, pages) => {
+                if state != CopyState::Done {
+                    pages.iter().for_each(|page| job.fail(*page));
+                }
+                if job.is_checked() {
+                    self.finish_load(&job);
+                } else {
+                    self.landed.push(job);
+                }
+            }
+            Running::Save(page, region, offset) => {
+                self.running_saves -= 1;
+                self.finish_save(page, region, offset, state);
+            }
+        }
+    }
+
+    /// A device that is lost takes nothing any more, and may never report what it has.
+    fn look_at_device(&mut self) {
+        let lost = self.work.cuda.as_ref().is_some_and(|cuda| cuda.handle.is_lost());
+        if !lost || self.engine.is_none() {
+            return;
+        }
+        self.work.lose();
+        self.drop_engine();
+        let session = self.work.lock().session;
+        if let Some(session) = session {
+            self.work.must(session.number, &ToManager::Attest { passed: false });
+        }
+    }
+
+    /// Ends the engine. What it cannot vouch for stays in custody as long as the process lives.
+    fn drop_engine(&mut self) {
+        self.finish_ended();
+        drop(self.engine.take());
+        for (progress, running) in std::mem::take(&mut self.running).into_values() {
+            if !progress.custody() {
+                self.finish(running, progress.state());
+                continue;
+            }
+            match running {
+                Running::Load(job, _) => self.work.abandon_load(&job),
+                Running::Save(page, ..) => {
+                    self.running_saves -= 1;
+                    self.work.abandon_save(&page);
+                }
+            }
+        }
+    }
+
+    /// Compares a checksum, or computes one.
+    fn do_chore(&mut self) {
+        match self.chores.next() {
+            Some(Chore::Check(check)) => self.check(&check),
+            Some(Chore::Sum(sum)) => self.sum(sum),
+            None => {}
+        }
+    }
+
+    fn check(&mut self, check: &Check) {
+        let Check { job, page, part, region, offset, page_bytes } = check;
+        if !self.compare(job.origin, part, region, *offset, *page_bytes) {
+            job.fail(*page);
+        }
+        if self.chores.checks(job) {
+            return;
+        }
+        job.set_checked();
+        if let Some(at) = self.landed.iter().position(|landed| Arc::ptr_eq(landed, job)) {
+            let job = self.landed.swap_remove(at);
+            self.finish_load(&job);
+        }
+    }
+
+    /// Whether a page of the pool still has the checksum that it was committed with. If not, the manager hears.
+    fn compare(&self, origin: Origin, part: &PagePart, region: &Region, offset: usize, bytes: usize) -> bool {
+        if !origin.probe {
+            add(&self.work.stats.verified_pages, 1);
+        }
+        let Ok(crc) = page_crc64(region, offset, bytes) else { return false };
+        if crc != part.crc {
+            add(&self.work.stats.bad_pages, 1);
+            self.work.must(origin.session, &ToManager::BadPage { slot: part.slot() });
+        }
+        crc == part.crc
+    }
+
+    fn sum(&mut self, sum: Sum) {
+        let Sum { page, region, offset } = sum;
+        match page_crc64(&region, offset, page.layout.page_bytes()) {
+            Ok(crc) => self.commits.push(Commit { page, crc }),
+            Err(_) => self.give_back(&page),
         }
     }
 
@@ -127,17 +240,16 @@ impl Copier {
         self.work.copy_done(origin);
     }
 
-    fn finish_save(&mut self, page: Arc<SavePage>, region: &Region, offset: usize, state: CopyState) {
+    fn finish_save(&mut self, page: Arc<SavePage>, region: Arc<Region>, offset: usize, state: CopyState) {
         self.work.end_save(&page);
-        if state == CopyState::Done && !page.origin.probe {
+        if state != CopyState::Done {
+            self.give_back(&page);
+            return;
+        }
+        if !page.origin.probe {
             add_since(&self.work.stats.save_us, page.accepted);
         }
-        let bytes = page.layout.page_bytes();
-        let crc = if state == CopyState::Done { page_crc64(region, offset, bytes).ok() } else { None };
-        match crc {
-            Some(crc) => self.commits.push(Commit { page, crc }),
-            None => self.give_back(&page),
-        }
+        self.chores.sum(Sum { page, region, offset });
     }
 
     /// A save that came to nothing, with no copy running.
@@ -149,12 +261,20 @@ impl Copier {
     }
 
     fn stop_all(&mut self) {
-        for running in self.running.values() {
+        for (_, running) in self.running.values() {
             match running {
                 Running::Load(job, _) => job.request_abort(),
                 Running::Save(page, ..) => page.request_abort(),
             }
         }
+        if self.work.cuda.is_none() || self.running.is_empty() {
+            return;
+        }
+        // Copies of a device may be queued behind work that does not end.
+        if self.stopping_since.get_or_insert_with(Instant::now).elapsed() >= STOP_WAIT {
+            self.drop_engine();
+        }
+        self.parked = true;
     }
 
     fn start_loads(&mut self) {
@@ -193,18 +313,22 @@ impl Copier {
     fn start_load(&mut self, job: &Arc<LoadJob>) {
         let fault = hooks::switch(hooks::RESTORE_FAULT);
         let segments = self.work.segments_of(job.origin, &job.parts);
-        let (mut pages, mut groups) = (Vec::new(), Vec::new());
+        let (mut pages, mut groups, mut checks) = (Vec::new(), Vec::new(), Vec::new());
         for LoadSection { layout, pages: places } in &job.sections {
             let mut pairs = Vec::with_capacity(places.len());
             for i in places.clone() {
                 let segment = segments[i].clone();
-                match segment.and_then(|segment| self.source(job, layout, &job.parts[i], segment)) {
-                    Some((memory, offset)) => {
-                        pages.push(i);
-                        pairs.push(PagePair { block: job.blocks[i] as usize, memory, offset });
-                    }
-                    None => job.fail(i),
+                let source = segment.and_then(|segment| self.source(job, layout, &job.parts[i], segment));
+                let Some(Source { memory, offset, to_check }) = source else {
+                    job.fail(i);
+                    continue;
+                };
+                if to_check {
+                    let (job, region, page_bytes) = (Arc::clone(job), memory.clone(), layout.page_bytes());
+                    checks.push(Check { part: job.parts[i], job, page: i, region, offset, page_bytes });
                 }
+                pages.push(i);
+                pairs.push(PagePair { block: job.blocks[i] as usize, memory, offset });
             }
             match fault.as_deref() {
                 Some("skip") => pairs.clear(),
@@ -215,25 +339,35 @@ impl Copier {
                 groups.push((layout, pairs));
             }
         }
+        let groups: Vec<_> = groups.iter().map(|(layout, pairs)| (&***layout, &pairs[..])).collect();
         if groups.is_empty() {
             self.finish_load(job);
-            return;
-        }
-        let groups: Vec<_> = groups.iter().map(|(layout, pairs)| (&***layout, &pairs[..])).collect();
-        let made = CopyJob::between_groups(self.take_id(), CopyDirection::Restore, &groups);
-        let Ok(copy) = made else {
+        } else if let Some((id, progress)) = self.submit_load(job, &groups) {
+            self.running.insert(id, (Arc::clone(&progress), Running::Load(Arc::clone(job), pages)));
+            if checks.is_empty() {
+                job.set_checked();
+            }
+            checks.into_iter().for_each(|check| self.chores.check(check));
+            job.submitted(progress);
+        } else {
             job.fail_all();
             self.finish_load(job);
-            return;
-        };
+        }
+    }
+
+    fn submit_load(
+        &mut self,
+        job: &LoadJob,
+        groups: &[(&KvLayout, &[PagePair])],
+    ) -> Option<(u64, Arc<Progress>)> {
+        let made = CopyJob::between_groups(self.take_id(), CopyDirection::Restore, groups);
+        let mut copy = made.ok()?.after(job.order.clone());
+        if let Some(cuda) = &self.work.cuda {
+            job.set_layers(cuda.handle.layer_events(&mut copy).ok()?);
+        }
         let (id, progress) = (copy.id().0, Arc::clone(copy.progress()));
-        if self.engine.submit(copy).is_err() {
-            job.fail_all();
-            self.finish_load(job);
-            return;
-        }
-        self.running.insert(id, Running::Load(Arc::clone(job), pages));
-        job.submitted(progress);
+        self.engine.as_mut()?.submit(copy).ok()?;
+        Some((id, progress))
     }
 
     /// Where a page comes from, if it may be restored.
@@ -243,23 +377,18 @@ impl Copier {
         layout: &KvLayout,
         part: &PagePart,
         segment: Segment,
-    ) -> Option<(Arc<Region>, usize)> {
+    ) -> Option<Source> {
         let page_bytes = layout.page_bytes();
         let offset = segment.payload(part.index, page_bytes)?;
         // The self-test must not depend on luck, nor move the sample.
-        if job.origin.probe || self.verifier.selects() {
-            if !job.origin.probe {
-                add(&self.work.stats.verified_pages, 1);
-            }
-            let crc = page_crc64(&segment.region, offset, page_bytes).ok()?;
-            if crc != part.crc {
-                add(&self.work.stats.bad_pages, 1);
-                self.work.must(job.origin.session, &ToManager::BadPage { slot: part.slot() });
-                return None;
-            }
+        let selected = job.origin.probe || self.verifier.selects();
+        // The engine waits for a device's copies to be queued, so there checksums are compared after that.
+        let to_check = selected && self.work.cuda.is_some() && !job.origin.probe;
+        if selected && !to_check && !self.compare(job.origin, part, &segment.region, offset, page_bytes) {
+            return None;
         }
         let planned_failure = !job.origin.probe && hooks::count_down(hooks::FAIL_PAGE);
-        (!planned_failure).then_some((segment.region, offset))
+        (!planned_failure).then_some(Source { memory: segment.region, offset, to_check })
     }
 
     fn start_saves(&mut self) {
@@ -301,7 +430,7 @@ impl Copier {
         let made = target.and_then(|(memory, offset)| {
             let pair = PagePair { block: page.block as usize, memory: Arc::clone(&memory), offset };
             let copy = CopyJob::between(self.take_id(), CopyDirection::Save, &page.layout, &[pair]).ok()?;
-            Some((copy, memory, offset))
+            Some((copy.after(page.order.clone()), memory, offset))
         });
         let Some((copy, memory, offset)) = made else {
             self.work.end_save(&page);
@@ -309,18 +438,19 @@ impl Copier {
             return;
         };
         let (id, progress) = (copy.id().0, Arc::clone(copy.progress()));
-        if self.engine.submit(copy).is_err() {
+        let taken = self.engine.as_mut().is_some_and(|engine| engine.submit(copy).is_ok());
+        if !taken {
             self.work.end_save(&page);
             self.give_back(&page);
             return;
         }
         self.running_saves += 1;
-        page.submitted(progress);
+        page.submitted(Arc::clone(&progress));
         // Lost its session, or was fenced, while it was on its way here: nobody found a progress to stop.
         if self.work.is_void(page.origin) {
             page.request_abort();
         }
-        self.running.insert(id, Running::Save(page, memory, offset));
+        self.running.insert(id, (progress, Running::Save(page, memory, offset)));
     }
 
     fn take_id(&mut self) -> CopyId {

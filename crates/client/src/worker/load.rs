@@ -1,11 +1,13 @@
 //! One restore.
 
+use super::device::of_cuda;
 use super::state::{Origin, Work};
+use crate::ClientError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
-use orbitkv_copy::{KvLayout, Progress, WaitOutcome};
+use orbitkv_copy::{CudaStreamHandle, KvLayout, LayerEvents, LayerWait, Progress, StreamOrder, WaitOutcome};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,14 +28,20 @@ pub(crate) struct LoadJob {
     pub(crate) blocks: Vec<u32>,
     /// This rank's part of each page.
     pub(crate) parts: Vec<PagePart>,
+    /// The last use of the blocks before it, on the engine's stream.
+    pub(crate) order: StreamOrder,
     pub(crate) accepted: Instant,
     /// Its arrival at the hold point has been counted.
     pub(crate) noted: AtomicBool,
     abort: AtomicBool,
     progress: OnceLock<Arc<Progress>>,
+    /// For streams that wait for single layers; there before `progress` is, on a device that has streams.
+    layers: OnceLock<LayerEvents>,
     /// Page by page, whether it did not land.
     failed: Mutex<Vec<bool>>,
     any_failed: AtomicBool,
+    /// All checksums that are to be compared have been.
+    checked: AtomicBool,
     ended: AtomicBool,
     waiters: Waiters,
 }
@@ -45,6 +53,7 @@ impl LoadJob {
         sections: Vec<LoadSection>,
         blocks: Vec<u32>,
         parts: Vec<PagePart>,
+        order: StreamOrder,
     ) -> Self {
         let failed = Mutex::new(vec![false; blocks.len()]);
         Self {
@@ -52,12 +61,15 @@ impl LoadJob {
             sections,
             blocks,
             parts,
+            order,
             accepted: Instant::now(),
             noted: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             progress: OnceLock::new(),
+            layers: OnceLock::new(),
             failed,
             any_failed: AtomicBool::new(false),
+            checked: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             waiters: Waiters::default(),
         }
@@ -90,6 +102,20 @@ impl LoadJob {
         if let Some(progress) = self.progress.get() {
             progress.request_abort();
         }
+    }
+
+    /// Those events; before it is submitted.
+    pub(crate) fn set_layers(&self, layers: LayerEvents) {
+        let _ = self.layers.set(layers);
+    }
+
+    /// No further page will be found to hold other bytes than were saved.
+    pub(crate) fn set_checked(&self) {
+        self.waiters.change(|| self.checked.store(true, Ordering::Release));
+    }
+
+    pub(crate) fn is_checked(&self) -> bool {
+        self.checked.load(Ordering::Acquire)
     }
 
     /// The copy engine has it.
@@ -135,10 +161,60 @@ impl LoadJob {
         progress.wait_step(layer, left) == WaitOutcome::Ready && !failed()
     }
 
+    /// As [`Load::order_layer`].
+    pub(crate) fn order_layer(
+        &self,
+        layer: usize,
+        stream: CudaStreamHandle,
+        timeout: Duration,
+    ) -> Result<LayerOrder, ClientError> {
+        let until = Instant::now() + timeout;
+        self.waiters.wait(timeout, || !self.has_ended() && self.progress.get().is_none());
+        if self.progress.get().is_none() {
+            return Ok(match self.has_ended() {
+                false => LayerOrder::TimedOut,
+                // Ended without a copy: nothing was left to copy, or nothing could be.
+                true if self.any_failed.load(Ordering::Acquire) => LayerOrder::Failed,
+                true => LayerOrder::Complete,
+            });
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        let Some(layers) = self.layers.get() else {
+            let want = "one of a worker on a CUDA device";
+            return Err(ClientError::value("restore", "in host memory", want));
+        };
+        Ok(match layers.wait_on(layer, stream, left).map_err(of_cuda)? {
+            LayerWait::Complete => LayerOrder::Complete,
+            LayerWait::Ordered => LayerOrder::Ordered,
+            LayerWait::Failed(_) | LayerWait::Aborted => LayerOrder::Failed,
+            LayerWait::TimedOut => LayerOrder::TimedOut,
+        })
+    }
+
+    /// As [`Load::wait_checked`].
+    pub(crate) fn wait_checked(&self, timeout: Duration) -> bool {
+        let known = || self.is_checked() || self.has_ended();
+        self.waiters.wait(timeout, || !known());
+        known()
+    }
+
     pub(crate) fn wait_ended(&self, timeout: Duration) -> bool {
         self.waiters.wait(timeout, || !self.has_ended());
         self.has_ended()
     }
+}
+
+/// Answer of [`Load::order_layer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerOrder {
+    /// The layer has landed; the stream was left alone.
+    Complete,
+    /// Whatever is put on the stream from now on runs after the layer has landed.
+    Ordered,
+    /// The layer will not land, nor those after it.
+    Failed,
+    /// The copies of the layer were not queued in time; they may be later.
+    TimedOut,
 }
 
 /// A restore under way.
@@ -165,6 +241,29 @@ impl Load {
         self.job.wait_layer(layer, timeout)
     }
 
+    /// Waits at most `timeout` until the copies of regions 0 to `layer` of all pages are queued on the device, then
+    /// makes `stream` come after them: the host does not wait for the copies themselves. Pages that failed by
+    /// themselves do not count; [`Load::wait_checked`] and [`Load::failed_blocks`] name them.
+    ///
+    /// # Errors
+    /// What the driver says, or a restore in host memory. The stream is then not ordered.
+    pub fn order_layer(
+        &self,
+        layer: usize,
+        stream: usize,
+        timeout: Duration,
+    ) -> Result<LayerOrder, ClientError> {
+        self.job.order_layer(layer, CudaStreamHandle(stream), timeout)
+    }
+
+    /// Waits at most `timeout` until every checksum that is compared has been. From then on [`Load::failed_blocks`]
+    /// grows only if the copy itself fails, of which a stream that was to wait for a layer learns. The checksums are
+    /// those of the pool's pages, so on a device this does not wait for the copy.
+    #[must_use]
+    pub fn wait_checked(&self, timeout: Duration) -> bool {
+        self.job.wait_checked(timeout)
+    }
+
     /// Waits at most `timeout` until [`Load::poll`] would be true.
     #[must_use]
     pub fn wait(&self, timeout: Duration) -> bool {
@@ -179,7 +278,8 @@ impl Load {
         self.job.wait_ended(timeout)
     }
 
-    /// Engine blocks whose page did not land, complete and verified. Valid once [`Load::poll`] is true.
+    /// Engine blocks whose page did not land, complete and verified. Valid once [`Load::poll`] is true; after
+    /// [`Load::wait_checked`], valid for layers that a stream was ordered after.
     #[must_use]
     pub fn failed_blocks(&self) -> Vec<u32> {
         let failed = self.job.failed.lock().unwrap_or_else(PoisonError::into_inner);

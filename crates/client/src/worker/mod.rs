@@ -1,7 +1,9 @@
 //! The worker's side: copies, fences, and the self-test.
 
 mod accept;
+mod chores;
 mod copier;
+mod device;
 mod load;
 mod probe;
 mod reports;
@@ -12,7 +14,8 @@ mod stats;
 mod unserved;
 mod verify;
 
-pub use load::Load;
+pub use device::{CudaDevice, Device};
+pub use load::{LayerOrder, Load};
 pub use save::Save;
 pub use scratch::{gather_block, scatter_block};
 pub use verify::Verify;
@@ -22,8 +25,11 @@ use crate::link::{Fds, Handler, Link, LinkThread, Session};
 use crate::operations::Operations;
 use crate::registration::Registration;
 use crate::ticket::Ticket;
+use crate::waiters::Signal;
+use accept::Before;
 use copier::Copier;
-use orbitkv_copy::{CopyEngine, HostCopy, HostCopyConfig, KvLayout, Waker};
+use device::Engine;
+use orbitkv_copy::{CopyEngine, KvLayout, Waker};
 use orbitkv_wire::{Header, HelloRole, Resume, ToClient};
 use probe::Attach;
 use state::Work;
@@ -38,6 +44,8 @@ pub struct WorkerConfig {
     pub registration: Registration,
     /// Its tensor-parallel rank.
     pub rank: u16,
+    /// Where the addresses of all layouts point to.
+    pub device: Device,
     /// KV memory of the first cache group.
     pub layout: Arc<KvLayout>,
     /// KV memory of further groups, by their number: different memory.
@@ -46,7 +54,7 @@ pub struct WorkerConfig {
     pub scratch: Arc<KvLayout>,
     /// Whether the adapter's own probe of `layout` passed.
     pub layout_probe_passed: bool,
-    /// Threads that copy, 1 to 128.
+    /// Threads that copy in host memory, 1 to 128.
     pub copy_threads: usize,
     /// Which restored pages are checked.
     pub verify_restore: Verify,
@@ -78,6 +86,7 @@ struct Core {
     /// KV memory by cache group.
     layouts: Vec<(u16, Arc<KvLayout>)>,
     scratch: Arc<KvLayout>,
+    device: Device,
     layout_probe_passed: bool,
     rank: u16,
 }
@@ -91,25 +100,17 @@ struct Threads {
 }
 
 impl WorkerClient {
-    /// Starts the threads and the connection; returns at once.
+    /// Starts the threads and the connection. A CUDA device is tried, which takes some milliseconds.
     ///
     /// # Errors
-    /// A value that cannot be, or a system that gives no thread.
+    /// A value that cannot be, a device that is not there, or a system that gives no thread.
     pub fn new(config: WorkerConfig) -> Result<Self, ClientError> {
-        let threads = config.copy_threads;
-        Self::with_engine(config, |waker| {
-            let engine = HostCopyConfig {
-                max_jobs: copier::MAX_RUNNING * 2,
-                waker: Some(waker),
-                ..HostCopyConfig::new(threads)
-            };
-            let engine = HostCopy::new(engine).map_err(|e| ClientError::Copy(e.to_string()))?;
-            Ok(Box::new(engine))
-        })
+        let (device, threads) = (config.device.clone(), config.copy_threads);
+        Self::start(config, |waker| Engine::new(&device, threads, waker))
     }
 
-    /// As [`WorkerClient::new`], with a copy engine of the caller's: it must call the waker after each end
-    /// of a job, and hold at least 96 jobs.
+    /// As [`WorkerClient::new`], with a copy engine of the caller's for host memory: it must call the waker after each
+    /// end of a job, and hold at least 96 jobs.
     ///
     /// # Errors
     /// As there, and those of `make`.
@@ -117,14 +118,22 @@ impl WorkerClient {
         config: WorkerConfig,
         make: impl FnOnce(Waker) -> Result<Box<dyn CopyEngine>, ClientError>,
     ) -> Result<Self, ClientError> {
+        Self::start(config, |waker| Ok(Engine { copies: make(waker)?, cuda: None }))
+    }
+
+    fn start(
+        config: WorkerConfig,
+        make: impl FnOnce(Waker) -> Result<Engine, ClientError>,
+    ) -> Result<Self, ClientError> {
         check(&config)?;
         let link =
             Link::new(&config.registration, HelloRole::Worker, config.rank)?.telling(config.verify_restore);
-        let work = Arc::new(Work::new(Arc::new(link)));
-        let wakes = Arc::clone(&work);
-        let engine = make(Arc::new(move || wakes.signal.raise()))?;
+        let signal = Arc::new(Signal::default());
+        let wakes = Arc::clone(&signal);
+        let Engine { copies, cuda } = make(Arc::new(move || wakes.raise()))?;
+        let work = Arc::new(Work::new(Arc::new(link), signal, cuda));
         let link = Arc::clone(&work.link);
-        let copier = Copier::new(Arc::clone(&work), engine, Verifier::new(config.verify_restore));
+        let copier = Copier::new(Arc::clone(&work), copies, Verifier::new(config.verify_restore));
         let first = config.registration.groups.first().map_or(0, |g| g.group);
         let core = Arc::new(Core {
             operations: Arc::new(Operations::new(Arc::clone(&link))),
@@ -133,6 +142,7 @@ impl WorkerClient {
             self_test: Mutex::new(SelfTest::Pending),
             layouts: std::iter::once((first, config.layout)).chain(config.more_layouts).collect(),
             scratch: config.scratch,
+            device: config.device,
             layout_probe_passed: config.layout_probe_passed,
             rank: config.rank,
         });
@@ -167,24 +177,63 @@ impl WorkerClient {
     /// Verdict of the newest attach.
     #[must_use]
     pub fn self_test(&self) -> SelfTest {
+        if self.core.work.is_lost() {
+            return SelfTest::Failed(device::LOST.to_owned());
+        }
         self.core.self_test.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// For people: where KV is, and how it is copied.
+    #[must_use]
+    pub fn method(&self) -> String {
+        let layout = self.core.layouts.first().map(|(_, layout)| layout);
+        match (&self.core.work.cuda, layout) {
+            (Some(cuda), Some(layout)) => format!("{}: {}", self.core.device, cuda.method(layout)),
+            _ => self.core.device.to_string(),
+        }
+    }
+
+    /// For people: what makes copies slower than they could be, or has ended them. `None` while nothing does.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        self.core.work.cuda.as_ref().and_then(device::Cuda::trouble)
     }
 
     /// Copies the ticket's pages into these blocks, one each, in layer order; never blocks. A ticket of
     /// an earlier manager run or session, or one whose segment does not arrive in time, fails its pages.
     ///
     /// # Errors
-    /// Bytes that are no restore ticket; blocks that do not fit the ticket or the layout.
+    /// Bytes that are no restore ticket; blocks that do not fit the ticket or the layout; blocks in the memory of a
+    /// device, for which there is [`WorkerClient::restore_after`].
     pub fn restore(&self, ticket: &[u8], blocks: &[u32]) -> Result<Load, ClientError> {
-        self.core.restore_ticket(&Ticket::decode(ticket)?, blocks, false)
+        self.core.restore_ticket(&Ticket::decode(ticket)?, blocks, Before::Nothing)
+    }
+
+    /// As [`WorkerClient::restore`], after what is on `stream` (`CUstream`) now, which may still use the blocks. To
+    /// be called on the thread that feeds the stream.
+    ///
+    /// # Errors
+    /// As there, and what the driver says: nothing is copied then.
+    pub fn restore_after(&self, stream: usize, ticket: &[u8], blocks: &[u32]) -> Result<Load, ClientError> {
+        self.core.restore_ticket(&Ticket::decode(ticket)?, blocks, Before::Stream(stream))
     }
 
     /// Copies these blocks into the ticket's pages, checksums and commits them; never blocks.
     ///
     /// # Errors
-    /// Bytes that are no save ticket; blocks that do not fit the ticket or the layout.
+    /// Bytes that are no save ticket; blocks that do not fit the ticket or the layout; blocks in the memory of a
+    /// device, for which there is [`WorkerClient::save_after`].
     pub fn save(&self, ticket: &[u8], blocks: &[u32]) -> Result<Save, ClientError> {
-        self.core.save_ticket(&Ticket::decode(ticket)?, blocks, false)
+        self.core.save_ticket(&Ticket::decode(ticket)?, blocks, Before::Nothing)
+    }
+
+    /// As [`WorkerClient::save`], after what is on `stream` (`CUstream`) now, which computes the blocks. To be called
+    /// on the thread that feeds the stream.
+    ///
+    /// # Errors
+    /// As there, and what the driver says: nothing is copied then.
+    pub fn save_after(&self, stream: usize, ticket: &[u8], blocks: &[u32]) -> Result<Save, ClientError> {
+        self.core.save_ticket(&Ticket::decode(ticket)?, blocks, Before::Stream(stream))
     }
 
     /// These blocks are about to be overwritten: waits at most `timeout` for saves that read them, and
@@ -214,12 +263,20 @@ impl WorkerClient {
     pub fn stats(&self) -> Vec<(&'static str, u64)> {
         let mut stats = self.core.work.stats.read();
         stats.push(("reconnects", self.core.work.link.reconnects()));
+        if let Some(cuda) = &self.core.work.cuda {
+            let registration = cuda.registration();
+            stats.push(("registered_bytes", registration.registered_bytes));
+            stats.push(("registering_bytes", registration.pending_bytes));
+        }
         stats
     }
 
-    /// Ends all copies and the session; idempotent. On return nothing touches KV memory.
-    pub fn close(&self) {
+    /// Ends all copies and the session; idempotent. True: nothing touches KV memory any more. False: copies of a
+    /// device have not ended, because it is lost or the stream that they come after does not move; KV memory and
+    /// pool pages are then theirs until the process ends.
+    pub fn close(&self) -> bool {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).close(&self.core);
+        !self.core.work.has_custody()
     }
 }
 

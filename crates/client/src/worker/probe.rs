@@ -1,6 +1,8 @@
 //! The self-test at every attach: one page through the manager and back, on memory no request uses.
 
-use super::{Core, SelfTest, scratch};
+use super::accept::Before;
+use super::scratch::BlockCopies;
+use super::{Core, SelfTest, device};
 use crate::link::{Session, random_u128};
 use crate::operations::{Demand, QueryState};
 use crate::registration::PROBE_GROUP;
@@ -57,10 +59,12 @@ impl Attach {
 /// The probe's thread.
 pub(super) fn run(core: &Arc<Core>) {
     while let Some(session) = core.attach.next() {
-        let verdict = if core.layout_probe_passed {
-            Probe { core, session, until: Instant::now() + LIMIT }.path()
-        } else {
+        let verdict = if !core.layout_probe_passed {
             Err("the layout probe failed".to_owned())
+        } else if core.work.is_lost() {
+            Err(device::LOST.to_owned())
+        } else {
+            Probe { core, session, until: Instant::now() + LIMIT }.path()
         };
         // A test that another connection cut short says nothing about this one.
         if core.attach.interrupted() || core.work.link.session() != Some(session) {
@@ -88,18 +92,19 @@ impl Probe<'_> {
         let seed = random_u128().map_err(|e| e.to_string())?;
         let pattern = pattern(seed, layout.page_bytes());
         let poison: Vec<u8> = pattern.iter().map(|byte| !byte).collect();
-        let scatter = |block: u32, bytes: &[u8]| {
-            scratch::scatter_block(layout, block as usize, bytes).map_err(|e| e.to_string())
+        let mut blocks = BlockCopies::new(&self.core.device).map_err(|e| e.to_string())?;
+        let scatter = |blocks: &mut BlockCopies, block: u32, bytes: &[u8]| {
+            blocks.scatter(layout, block as usize, bytes).map_err(|e| e.to_string())
         };
-        scatter(SOURCE, &pattern)?;
+        scatter(&mut blocks, SOURCE, &pattern)?;
         let mut hash: Hash = [0; 32];
         hash[..16].copy_from_slice(&seed.to_le_bytes());
         hash[16..].copy_from_slice(&(!seed).to_le_bytes());
         self.save(hash)?;
-        scatter(TARGET, &poison)?;
-        let before = self.watch()?;
+        scatter(&mut blocks, TARGET, &poison)?;
+        let before = self.watch(&mut blocks)?;
         self.restore(hash)?;
-        let after = self.watch()?;
+        let after = self.watch(&mut blocks)?;
         self.core.operations.forget(self.session.number, PROBE_GROUP, &[hash]);
         for (block, (before, after)) in before.iter().zip(&after).enumerate() {
             let expected = if block == TARGET as usize { &pattern } else { before };
@@ -129,7 +134,7 @@ impl Probe<'_> {
             }
         };
         let ticket = reservation.ticket(&[0]).map_err(|e| e.to_string())?;
-        let save = self.core.save_ticket(&ticket, &[SOURCE], true).map_err(|e| e.to_string())?;
+        let save = self.core.save_ticket(&ticket, &[SOURCE], Before::Probe).map_err(|e| e.to_string())?;
         self.wait("the probe page's copy into the pool", || save.committed() == 1 || save.poll())?;
         // The copy has ended; its commit follows, unless it failed.
         self.wait("the probe page's commit", || save.committed() == 1)
@@ -149,7 +154,7 @@ impl Probe<'_> {
             self.pause("the probe page to be found")?;
         };
         let ticket = query.restore(0, 1).map_err(|e| e.to_string())?;
-        let load = self.core.restore_ticket(&ticket, &[TARGET], true).map_err(|e| e.to_string())?;
+        let load = self.core.restore_ticket(&ticket, &[TARGET], Before::Probe).map_err(|e| e.to_string())?;
         if let Err(text) = self.wait("the probe page's copy out of the pool", || load.wait(RETRY)) {
             // The scratch must be at rest before the next test uses it.
             let _ = load.abort(LIMIT);
@@ -163,9 +168,9 @@ impl Probe<'_> {
     }
 
     /// Every scratch block that is looked at.
-    fn watch(&self) -> Result<Vec<Vec<u8>>, String> {
+    fn watch(&self, blocks: &mut BlockCopies) -> Result<Vec<Vec<u8>>, String> {
         let layout = &self.core.scratch;
-        let gather = |block| scratch::gather_block(layout, block).map_err(|e| e.to_string());
+        let gather = |block| blocks.gather(layout, block).map_err(|e| e.to_string());
         (0..layout.num_blocks().min(MAX_WATCHED)).map(gather).collect()
     }
 

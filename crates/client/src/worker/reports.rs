@@ -35,7 +35,8 @@ impl Copier {
             return;
         }
         self.noted_commits = 0;
-        while self.commits.len() >= REQUEST_PAGES || (self.running_saves == 0 && !self.commits.is_empty()) {
+        let more_come = self.running_saves > 0 || self.chores.has_sums();
+        while self.commits.len() >= REQUEST_PAGES || (!more_come && !self.commits.is_empty()) {
             let count = self.commits.len().min(REQUEST_PAGES);
             let batch: Vec<Commit> = self.commits.drain(..count).collect();
             self.commit(&batch);
@@ -80,10 +81,10 @@ impl Copier {
     /// Answers once nothing for the fenced scheduler runs, waits, or is still to be committed.
     pub(super) fn answer_fences(&mut self) {
         let mut inner = self.work.lock();
-        let commits = &self.commits;
+        let pages = || self.commits.iter().map(|commit| &commit.page).chain(self.chores.pages_to_sum());
         let busy = |scheduler: u64| {
             inner.copies_for(scheduler)
-                || commits.iter().any(|c| !c.page.origin.probe && c.page.origin.scheduler <= scheduler)
+                || pages().any(|page| !page.origin.probe && page.origin.scheduler <= scheduler)
         };
         let (wait, answer): (Vec<_>, Vec<_>) = inner.fences.iter().partition(|(_, s)| busy(*s));
         inner.fences = wait;

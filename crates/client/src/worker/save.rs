@@ -6,7 +6,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use crate::sync::{OnceLock, yield_now};
 use crate::ticket::PagePart;
 use crate::waiters::Waiters;
-use orbitkv_copy::{CopyState, KvLayout, Progress};
+use orbitkv_copy::{CopyState, KvLayout, Progress, StreamOrder};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,8 @@ pub(crate) struct SavePage {
     pub(crate) block: u32,
     pub(crate) hash: Hash,
     pub(crate) part: PagePart,
+    /// Where the block has been computed, on the engine's stream.
+    pub(crate) order: StreamOrder,
     pub(crate) accepted: Instant,
     /// Its arrival at the hold point has been counted.
     pub(crate) noted: AtomicBool,
@@ -55,6 +57,7 @@ impl SavePage {
         layout: &Arc<KvLayout>,
         (block, hash, part): (u32, Hash, PagePart),
         group: &Arc<SaveGroup>,
+        order: &StreamOrder,
     ) -> Self {
         Self {
             origin,
@@ -62,6 +65,7 @@ impl SavePage {
             block,
             hash,
             part,
+            order: order.clone(),
             accepted: Instant::now(),
             noted: AtomicBool::new(false),
             group: Arc::clone(group),
@@ -128,7 +132,8 @@ impl SavePage {
     pub(crate) fn stop(&self) -> bool {
         loop {
             match self.progress.get() {
-                Some(progress) if progress.abort(Duration::from_secs(1)) => {
+                // Still in custody, and ended: given up with the device that it is on.
+                Some(progress) if progress.abort(Duration::from_secs(1)) || self.is_still() => {
                     return progress.state() != CopyState::Done;
                 }
                 Some(_) => {}

@@ -1,5 +1,6 @@
 //! What engine threads, the connection's thread and the copy thread share of a worker.
 
+use super::device::Cuda;
 use super::load::LoadJob;
 use super::save::SavePage;
 use super::stats::{Stats, add, sub};
@@ -86,28 +87,32 @@ pub(super) struct Inner {
     pub(super) aborts: Vec<(u64, Slot)>,
     pub(super) unserved: Kept,
     pub(super) stopping: bool,
+    /// The copy device is: nothing starts any more.
+    pub(super) lost: bool,
 }
 
 pub(crate) struct Work {
     pub(super) link: Arc<Link>,
     inner: Mutex<Inner>,
     /// Wakes the copy thread.
-    pub(crate) signal: Signal,
+    pub(crate) signal: Arc<Signal>,
+    /// Where KV is in the memory of a CUDA device.
+    pub(super) cuda: Option<Cuda>,
     pub(super) stats: Stats,
 }
 
 /// What becomes of a ticket.
 pub(super) enum Admission {
     Accepted(Origin),
-    /// Another run of the manager, an earlier session, a fenced scheduler, or no connection.
+    /// Another run of the manager, an earlier session, a fenced scheduler, no connection, or a lost device.
     Stale,
     /// Too much is queued; the manager still counts on this worker.
     Full(Origin),
 }
 
 impl Work {
-    pub(super) fn new(link: Arc<Link>) -> Self {
-        Self { link, inner: Mutex::default(), signal: Signal::default(), stats: Stats::default() }
+    pub(super) fn new(link: Arc<Link>, signal: Arc<Signal>, cuda: Option<Cuda>) -> Self {
+        Self { link, inner: Mutex::default(), signal, cuda, stats: Stats::default() }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -214,6 +219,34 @@ impl Work {
         true
     }
 
+    /// A restore on a device that is gone. Its waiters go on: nobody computes on that memory any more. Its custody
+    /// does not end, nor does the manager hear that it has: pages are read until the process ends, for all we know.
+    pub(super) fn abandon_load(&self, job: &LoadJob) {
+        job.fail_all();
+        job.end();
+    }
+
+    /// The same for a page of a save.
+    pub(super) fn abandon_save(&self, page: &SavePage) {
+        page.end();
+    }
+
+    /// Nothing is accepted any more, and what has not started does not.
+    pub(super) fn lose(&self) {
+        let mut inner = self.lock();
+        inner.lost = true;
+        self.stop_saves(&mut inner, |_| true);
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.lock().lost
+    }
+
+    /// Whether a copy may still touch memory, as far as anyone can know.
+    pub(super) fn has_custody(&self) -> bool {
+        !self.lock().live.is_empty()
+    }
+
     /// Gives up a page that has not started; false if it has.
     pub(super) fn give_up_queued(&self, page: &SavePage) -> bool {
         self.give_up_locked(&mut self.lock(), page)
@@ -269,10 +302,11 @@ impl Work {
         let mut inner = self.lock();
         inner.session = None;
         inner.fences.clear();
-        // Copies hold their own segments; the others are unmapped here.
-        inner.segments.clear();
+        // Copies hold their own segments; the others are unmapped when the device has forgotten them.
+        let gone = std::mem::take(&mut inner.segments);
         self.stop_saves(&mut inner, |_| true);
         drop(inner);
+        gone.into_values().for_each(|segment| self.forget(segment));
         self.signal.raise();
     }
 
@@ -298,16 +332,27 @@ impl Work {
         if inner.segments.len() >= MAX_SEGMENTS {
             return Err(format!("more than {MAX_SEGMENTS} segments"));
         }
-        inner.segments.insert(number, Segment { region: Arc::clone(mapping.region()), slot_bytes });
+        let region = Arc::clone(mapping.region());
+        let before = inner.segments.insert(number, Segment { region: Arc::clone(&region), slot_bytes });
         drop(inner);
+        before.into_iter().for_each(|segment| self.forget(segment));
+        if let Some(cuda) = &self.cuda {
+            cuda.register(&region);
+        }
         self.signal.raise();
         Ok(())
+    }
+
+    fn forget(&self, segment: Segment) {
+        if let Some(cuda) = &self.cuda {
+            cuda.unregister(segment.region);
+        }
     }
 
     pub(super) fn segment_gone(&self, number: u32) {
         // Unmapped when the last copy that uses it has ended.
         let gone = self.lock().segments.remove(&number);
-        drop(gone);
+        gone.into_iter().for_each(|segment| self.forget(segment));
     }
 
     /// The manager asks that no copy for that scheduler session runs or starts.
@@ -368,7 +413,7 @@ impl Inner {
         if self.stopping {
             return Err(ClientError::Closed);
         }
-        let Some(session) = self.session else { return Ok(Admission::Stale) };
+        let Some(session) = self.session.filter(|_| !self.lost) else { return Ok(Admission::Stale) };
         let fenced = !probe && ticket.scheduler <= self.fenced_through;
         if ticket.boot != session.boot || ticket.issued_us < session.welcomed_us || fenced {
             return Ok(Admission::Stale);
@@ -380,7 +425,7 @@ impl Inner {
     fn is_void(&self, origin: Origin) -> bool {
         let present = self.session.is_some_and(|s| s.number == origin.session);
         let fenced = !origin.probe && origin.scheduler <= self.fenced_through;
-        !present || fenced || self.stopping
+        !present || fenced || self.stopping || self.lost
     }
 
     fn enter(&mut self, origin: Origin) {

@@ -3,8 +3,8 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use orbitkv_client::{
-    GroupSpec, PagePart, Registration, SchedulerClient, Section, Ticket, TicketKind, Verify, WorkerClient,
-    WorkerConfig,
+    Device, GroupSpec, PagePart, Registration, SchedulerClient, Section, Ticket, TicketKind, Verify,
+    WorkerClient, WorkerConfig,
 };
 use orbitkv_copy::{KvLayout, KvRegion, crc64};
 use orbitkv_shm::{Segment, send_with_fds};
@@ -125,6 +125,7 @@ impl Manager {
         WorkerConfig {
             registration: self.registration(),
             rank: 0,
+            device: Device::Host,
             layout: Arc::clone(&kv.layout),
             more_layouts: Vec::new(),
             scratch: Arc::clone(&scratch.layout),
@@ -204,6 +205,24 @@ impl Peer {
         }
     }
 
+    /// The next frame, if one comes in time.
+    pub(crate) fn next_within(&mut self, timeout: Duration) -> Option<Frame> {
+        self.stream.set_read_timeout(Some(timeout)).unwrap();
+        let (mut buffer, mut frame) = (vec![0; 1 << 16], None);
+        while frame.is_none() {
+            if let Some((header, kind, payload)) = self.reader.next_frame().unwrap() {
+                frame = Some(Frame { header, kind, payload: payload.to_vec() });
+                break;
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(got) if got > 0 => self.reader.push(&buffer[..got]),
+                _ => break,
+            }
+        }
+        self.stream.set_read_timeout(Some(LONG)).unwrap();
+        frame
+    }
+
     /// Answers a reserve: every page in its own slot of segment 0, from `first_slot` on.
     pub(crate) fn grant(&mut self, operation: u64, pages: usize, first_slot: u32) {
         let statuses = vec![GrantStatus::Slots as u8; pages];
@@ -218,6 +237,40 @@ impl Peer {
     pub(crate) fn ready(&mut self, operation: u64, pages: u32) {
         let parts: Vec<Part> = (0..pages).map(|i| part(i, u64::from(i))).collect();
         self.send(operation, &ToClient::Ready { pages, shards: 1, parts: &parts });
+    }
+}
+
+/// Plays the manager's part of a self-test; `tamper` may change what is in the pool before it is read back.
+pub(crate) fn serve_probe(peer: &mut Peer, pool: &Pool, tamper: impl Fn(&Pool, u32)) {
+    peer.send_segment(0, &pool.segment);
+    let mut slot = 0;
+    loop {
+        let frame = peer.next();
+        let operation = frame.operation();
+        match frame.to_manager() {
+            ToManager::Reserve { group: u16::MAX, hashes, .. } => {
+                assert_eq!(hashes.len(), 1);
+                slot = 2;
+                peer.grant(operation, 1, slot);
+            }
+            ToManager::Commit([item]) => {
+                assert_eq!(item.crc.get(), pool.crc(slot));
+                tamper(pool, slot);
+            }
+            ToManager::Query { group: u16::MAX, .. } => {
+                let parts = [part(slot, pool.crc(slot))];
+                peer.send(operation, &ToClient::Ready { pages: 1, shards: 1, parts: &parts });
+            }
+            ToManager::CopyDone { session, revision, .. } => assert_eq!((session, revision), (2, 1)),
+            ToManager::Restore { first: 0, pages: 1 }
+            | ToManager::Release
+            | ToManager::Forget { group: u16::MAX, .. } => {}
+            ToManager::Attest { passed } => {
+                peer.send(0, &ToClient::InstanceState { active: passed });
+                return;
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }
 

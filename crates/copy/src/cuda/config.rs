@@ -24,7 +24,7 @@ pub struct CudaCopyConfig {
     pub device: u32,
     /// Jobs held at most, from submission until polled.
     pub max_jobs: usize,
-    /// Called after jobs have ended.
+    /// Called after jobs have ended, and when the device is lost.
     pub waker: Option<Waker>,
     /// How fragments below `plain_min_bytes` are copied.
     pub method: CopyMethod,

@@ -204,7 +204,11 @@ impl Worker {
     }
 
     fn lose(&mut self, failure: CopyFailure) {
-        self.shared.lock().lost = true;
+        let known = mem::replace(&mut self.shared.lock().lost, true);
+        if !known {
+            // Jobs in custody are not reported, so nothing else tells the submitter.
+            self.shared.wake();
+        }
         self.lanes.iter_mut().for_each(|lane| lane.lose(failure));
     }
 

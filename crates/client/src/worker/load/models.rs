@@ -11,7 +11,7 @@ const ORIGIN: Origin = Origin { session: 1, scheduler: 1, operation: 1, revision
 
 fn restore() -> Arc<LoadJob> {
     let part = PagePart::from(&orbitkv_wire::Part::default());
-    Arc::new(LoadJob::new(ORIGIN, Vec::new(), vec![0], vec![part]))
+    Arc::new(LoadJob::new(ORIGIN, Vec::new(), vec![0], vec![part], StreamOrder::default()))
 }
 
 #[test]

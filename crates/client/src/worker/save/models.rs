@@ -11,7 +11,9 @@ const ORIGIN: Origin = Origin { session: 1, scheduler: 1, operation: 1, revision
 fn pages(count: u32) -> (Arc<SaveGroup>, Vec<Arc<SavePage>>) {
     let (group, layout) = (Arc::new(SaveGroup::new(count as usize)), Arc::new(layout().unwrap()));
     let part = PagePart::from(&orbitkv_wire::Part::default());
-    let page = |block| Arc::new(SavePage::new(ORIGIN, &layout, (block, [0; 32], part), &group));
+    let page = |block| {
+        Arc::new(SavePage::new(ORIGIN, &layout, (block, [0; 32], part), &group, &StreamOrder::default()))
+    };
     let pages = (0..count).map(page).collect();
     (group, pages)
 }

@@ -1,0 +1,72 @@
+//! Checksums: work of the copy thread that nobody may have to wait for. It does them one at a time, and looks for new
+//! restores in between.
+
+use super::load::LoadJob;
+use super::save::SavePage;
+use crate::ticket::PagePart;
+use orbitkv_shm::Region;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A page of a restore whose checksum is compared while it is copied.
+pub(super) struct Check {
+    pub(super) job: Arc<LoadJob>,
+    /// Its place among the pages of the restore.
+    pub(super) page: usize,
+    pub(super) part: PagePart,
+    pub(super) region: Arc<Region>,
+    pub(super) offset: usize,
+    pub(super) page_bytes: usize,
+}
+
+/// A page that has been copied into the pool, and is committed with its checksum.
+pub(super) struct Sum {
+    pub(super) page: Arc<SavePage>,
+    pub(super) region: Arc<Region>,
+    pub(super) offset: usize,
+}
+
+/// One of them.
+pub(super) enum Chore {
+    Check(Check),
+    Sum(Sum),
+}
+
+/// What is left to do.
+#[derive(Default)]
+pub(super) struct Chores {
+    checks: VecDeque<Check>,
+    sums: VecDeque<Sum>,
+}
+
+impl Chores {
+    pub(super) fn check(&mut self, check: Check) {
+        self.checks.push_back(check);
+    }
+
+    pub(super) fn sum(&mut self, sum: Sum) {
+        self.sums.push_back(sum);
+    }
+
+    /// The next one: an engine may be about to wait for a check.
+    pub(super) fn next(&mut self) -> Option<Chore> {
+        self.checks.pop_front().map(Chore::Check).or_else(|| self.sums.pop_front().map(Chore::Sum))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.checks.is_empty() && self.sums.is_empty()
+    }
+
+    pub(super) fn has_sums(&self) -> bool {
+        !self.sums.is_empty()
+    }
+
+    pub(super) fn pages_to_sum(&self) -> impl Iterator<Item = &Arc<SavePage>> {
+        self.sums.iter().map(|sum| &sum.page)
+    }
+
+    /// Whether a page of that restore is still to be checked.
+    pub(super) fn checks(&self, job: &Arc<LoadJob>) -> bool {
+        self.checks.iter().any(|check| Arc::ptr_eq(&check.job, job))
+    }
+}
