@@ -15,6 +15,7 @@ from typing import Any
 
 HASH_BYTES = 32
 PENDING, READY, MISS, PREPARED = 0, 1, 2, 3
+LAYER_COMPLETE, LAYER_ORDERED, LAYER_FAILED, LAYER_TIMED_OUT = 0, 1, 2, 3
 GRANT_SLOTS, GRANT_EXISTS, GRANT_BUSY, GRANT_REFUSED = 0, 1, 2, 3
 
 
@@ -64,6 +65,12 @@ class Manager:
     raise_in: set[str] = field(default_factory=set)
     registrations: list[dict[str, Any]] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    # Devices with streams: what was done on which, in order; and what is planned.
+    stream_calls: list[tuple[str, int]] = field(default_factory=list)
+    layer_answer: int = LAYER_ORDERED
+    checks_end: bool = True
+    copies_end: bool = True
+    no_driver: bool = False
 
     def check(self, call: str) -> None:
         """Fails a call the test wants to fail, as a defect would (not as the client's own error)."""
@@ -367,13 +374,14 @@ class Load:
         self.is_over = False
         self.aborted = False
         self.failed: list[int] = []
+        self.waits = 0
 
     def finish(self) -> None:
         if not self.is_over:
             self.is_over = True
             for block_hash, block in zip(self.hashes, self.blocks, strict=True):
                 if block in MANAGER.fail_blocks or self.aborted:
-                    self.failed.append(block)
+                    self.failed = [*{*self.failed, block}]
                 else:
                     scatter_block(self.layout, block, MANAGER.pages[block_hash])
 
@@ -384,10 +392,22 @@ class Load:
         return self.is_over
 
     def wait_layer(self, layer: int, timeout_ms: int) -> bool:
+        self.waits += 1
         return self.poll() and not self.failed
 
     def wait(self, timeout_ms: int) -> bool:
+        self.waits += 1
         return self.poll()
+
+    def order_layer(self, layer: int, stream: int, timeout_ms: int) -> int:
+        MANAGER.check("order_layer")
+        MANAGER.stream_calls.append((f"layer {layer}", stream))
+        return MANAGER.layer_answer
+
+    def wait_checked(self, timeout_ms: int) -> bool:
+        if MANAGER.checks_end:
+            self.failed = [block for block in self.blocks if block in MANAGER.fail_blocks]
+        return MANAGER.checks_end
 
     def abort(self, timeout_ms: int) -> bool:
         self.aborted = True
@@ -395,7 +415,7 @@ class Load:
         return True
 
     def failed_blocks(self) -> list[int]:
-        assert self.is_over
+        assert self.is_over or MANAGER.checks_end
         return self.failed
 
 
@@ -434,18 +454,29 @@ class WorkerClient:
         self, registration: Registration, *, rank: int, layout: Layout, scratch: Layout, **settings: Any
     ) -> None:
         assert scratch.page_bytes == layout.page_bytes
+        MANAGER.check("WorkerClient")
         self.rank = rank
         self.layout = layout
         self.settings = settings
+        if MANAGER.no_driver:
+            raise OrbitKVError("copy: the CUDA driver library libcuda.so.1 cannot be loaded")
 
-    def restore(self, ticket: bytes, blocks: list[int]) -> Load:
+    def _note(self, call: str, stream: int | None) -> None:
+        if (self.settings["device"] == "cpu") != (stream is None):
+            raise OrbitKVError("stream is missing, or of no use")
+        if stream is not None:
+            MANAGER.stream_calls.append((call, stream))
+
+    def restore(self, ticket: bytes, blocks: list[int], *, stream: int | None = None) -> Load:
         MANAGER.check("restore")
+        self._note("restore", stream)
         load = Load(MANAGER.tickets.pop(ticket), list(blocks), self.layout)
         MANAGER.loads.append(load)
         return load
 
-    def save(self, ticket: bytes, blocks: list[int]) -> Save:
+    def save(self, ticket: bytes, blocks: list[int], *, stream: int | None = None) -> Save:
         MANAGER.check("save")
+        self._note("save", stream)
         save = Save(MANAGER.tickets.pop(ticket), list(blocks), self.layout)
         MANAGER.saves.append(save)
         return save
@@ -478,4 +509,4 @@ class WorkerClient:
         MANAGER.closed.append("worker")
         for load in MANAGER.loads:
             load.abort(0)
-        return True
+        return MANAGER.copies_end

@@ -73,6 +73,8 @@ UNSUPPORTED = [
         None,
         "ranks are on 2 hosts",
     ),
+    ({"model_config__enable_sleep_mode": True}, None, "sleep mode is on"),
+    ({"parallel_config__use_ubatching": True}, None, "micro-batches are on"),
     ({"parallel_config__pipeline_parallel_size": 2}, None, "pipeline parallel size is 2"),
     ({"parallel_config__decode_context_parallel_size": 2}, None, "decode context parallel size is 2"),
     ({"model_config__is_encoder_decoder": True}, None, "encoder-decoder"),

@@ -26,7 +26,7 @@ struct World {
     pool: Pool,
     compute: CudaProbe,
     fake: FakeDevice,
-    manager: Manager,
+    _manager: Manager,
     /// Last: nothing may touch it when it goes.
     kv: Arc<Kv>,
 }
@@ -57,7 +57,7 @@ fn world_with(verify: Verify, plan: impl FnOnce(CudaCopyConfig, &FakeDevice) -> 
     let (mut peer, _) = manager.welcome(2);
     assert_eq!(peer.next().to_manager(), ToManager::Attest { passed: false });
     peer.send_segment(0, &pool.segment);
-    World { client, peer, pool, compute, fake, manager, kv }
+    World { client, peer, pool, compute, fake, _manager: manager, kv }
 }
 
 impl World {

@@ -135,7 +135,7 @@ fn the_end_of_copies_is_said_again_on_the_next_connection() {
 #[test]
 fn a_failed_copy_gives_its_slot_back_and_fails_its_pages() {
     let (world, client, mut peer) = world();
-    world.clock.plan_all(FakePlan { fail_at_step: Some(1), ..FakePlan::default() });
+    world.clock.plan_all(FakePlan { fail_at_step: Some(0), ..FakePlan::default() });
     let save = client.save(&save_ticket(&[3]).encode(), &[6]).unwrap();
     wait_for("the engine has it", || world.clock.jobs_held() == 1);
     world.clock.advance(END_US);

@@ -146,6 +146,21 @@ impl CopyJob {
         CopyJob::new(id, direction, steps, memory)
     }
 
+    /// The same in one step: for those who wait for no single layer. Small fragments of all layers then share their
+    /// calls of a driver.
+    pub fn at_once(
+        id: CopyId,
+        direction: CopyDirection,
+        layout: &KvLayout,
+        pairs: &[PagePair],
+    ) -> Result<CopyJob, JobError> {
+        let mut job = Self::between(id, direction, layout, pairs)?;
+        let fragments = job.steps.iter().flat_map(|step| step.fragments().iter().copied()).collect();
+        job.steps = vec![Step::new(fragments)];
+        job.progress = Arc::new(Progress::new(1));
+        Ok(job)
+    }
+
     /// The steps of one group. They are safe to carry out while the memory of `pairs` stays mapped.
     fn steps_between(
         direction: CopyDirection,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use orbitkv_copy::CopyDirection::{Restore, Save};
 use orbitkv_copy::{
-    CopyEngine, CopyError, CopyFailure, CopyId, CopyMethod, CopyState, CudaCopy, CudaCopyConfig, CudaDriver,
-    CudaProbe, LayerWait, Registration, WaitOutcome,
+    CopyEngine, CopyError, CopyFailure, CopyId, CopyJob, CopyMethod, CopyState, CudaCopy, CudaCopyConfig,
+    CudaDriver, CudaProbe, LayerWait, PagePair, Registration, WaitOutcome,
 };
 use orbitkv_fake_cuda::{Fake, FakeStats, ILLEGAL_ADDRESS, INVALID_VALUE};
 
@@ -470,4 +470,26 @@ fn a_segment_stays_registered_until_its_jobs_have_ended() {
     assert_eq!(world.fake.stats().registered_bytes, before);
     world.register();
     assert_eq!(world.fake.stats().registered_bytes, registered);
+}
+
+/// One block of a layer is too little for a batch by itself.
+#[test]
+fn the_layers_of_a_job_at_once_share_a_call() {
+    let shape = Shape { layers: 6, ..SMALL };
+    let mut world = DeviceWorld::new(shape);
+    world.register();
+    let before = world.fake.stats();
+    let (page_bytes, memory) = (world.layout.page_bytes(), world.pool().clone());
+    let pair = PagePair { block: 3, memory, offset: 3 * page_bytes };
+    let job = CopyJob::at_once(CopyId(1), Save, &world.layout, &[pair]).unwrap();
+    assert_eq!((job.steps().len(), job.steps()[0].bytes()), (1, page_bytes));
+    world.submit(job);
+    assert_eq!(world.drain(1)[0].state, CopyState::Done);
+    assert!(world.pages_are(&[3], DEVICE_BYTE) && world.pages_are(&[2, 4], POOL_BYTE));
+    let after = world.fake.stats();
+    assert_eq!((after.batch_calls - before.batch_calls, after.plain_copies - before.plain_copies), (1, 0));
+    // Control: the same page layer by layer.
+    world.submit(world.job(2, Save, &[4]));
+    assert_eq!(world.drain(1)[0].state, CopyState::Done);
+    assert_eq!(world.fake.stats().plain_copies - after.plain_copies, shape.layers as u64);
 }

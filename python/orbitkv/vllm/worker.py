@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # An asynchronous load that takes longer is ended; its blocks are then recomputed.
 ASYNC_LOAD_LIMIT_S = 10.0
 ABORT_SLICE_MS = 100
+# Comparing checksums ends by itself: it is work of the client's own thread, on memory of this host.
+CHECK_LIMIT_MS = 10_000
 # Memory that copies of a lost device may touch until the process ends.
 _NEVER_FREED: list[Any] = []
 
@@ -322,7 +324,7 @@ class WorkerSide:
         if load.layers_waited < len(self._layers):
             self._stop(load)
             self._end_awaited(load)
-        elif load.native.wait_checked(self._settings.layer_wait_ms):
+        elif load.native.wait_checked(CHECK_LIMIT_MS):
             self._failed_blocks |= load.failed_blocks()
             self._ordered.append(load)
         else:

@@ -429,7 +429,7 @@ impl Copier {
         });
         let made = target.and_then(|(memory, offset)| {
             let pair = PagePair { block: page.block as usize, memory: Arc::clone(&memory), offset };
-            let copy = CopyJob::between(self.take_id(), CopyDirection::Save, &page.layout, &[pair]).ok()?;
+            let copy = CopyJob::at_once(self.take_id(), CopyDirection::Save, &page.layout, &[pair]).ok()?;
             Some((copy.after(page.order.clone()), memory, offset))
         });
         let Some((copy, memory, offset)) = made else {
