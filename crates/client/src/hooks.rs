@@ -6,6 +6,8 @@ use crate::ClientError;
 pub(crate) const COPY_RESTORE: &str = "copy_restore";
 /// Before the first byte of a save moves.
 pub(crate) const COPY_SAVE: &str = "copy_save";
+/// Before a checksum is compared beside its copy.
+pub(crate) const COMPARE: &str = "compare";
 /// Before commits are sent.
 pub(crate) const COMMIT: &str = "commit";
 /// `skip`: report restores done without copying; `zero`: copy zeros.

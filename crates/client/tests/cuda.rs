@@ -124,6 +124,8 @@ fn what_is_saved_comes_back_in_another_block() {
     let stats = world.client.stats();
     assert_eq!((stat(&stats, "saved_pages"), stat(&stats, "restored_pages")), (1, 1));
     assert_eq!((stat(&stats, "save_inflight_bytes"), stat(&stats, "load_inflight_bytes")), (0, 0));
+    let driver = world.fake.stats();
+    assert!(driver.plain_copies + driver.row_copies + driver.batch_calls > 0, "by way of the driver");
 }
 
 /// The control of the test above: a bit that changes in the pool is seen by its comparison.
@@ -278,6 +280,27 @@ fn a_page_with_other_bytes_is_known_before_its_copy_has_ended() {
     assert_eq!((stat(&stats, "restored_pages"), stat(&stats, "failed_pages")), (2, 1));
 }
 
+/// Others of this program that compare checksums wait for this one meanwhile.
+#[test]
+fn a_restore_whose_pages_are_not_yet_compared_is_not_over() {
+    let mut world = world(Verify::All);
+    let ticket = world.pool.restore_ticket(&[4, 5]);
+    let mut other = world.pool.payload(5);
+    other[1500] ^= 1;
+    world.pool.write(5, &other);
+    assert!(orbitkv_holds::hold("compare"));
+    let load = world.client.restore_after(world.stream(), &ticket.encode(), &[0, 1]).unwrap();
+    let landed = (0..LAYERS).all(|_| load.wait_layer(LAYERS - 1, LONG));
+    let over = load.wait_checked(BRIEF) || load.poll();
+    orbitkv_holds::release("compare");
+    assert!(landed && world.kv.payload(1) == other, "it has landed");
+    assert!(!over, "and nobody may believe it");
+    assert!(load.wait(LONG) && load.wait_checked(Duration::ZERO));
+    assert_eq!(load.failed_blocks(), [1]);
+    assert_eq!(world.peer.next().kind, Kind::BadPage);
+    world.copy_done();
+}
+
 #[test]
 fn a_fence_ends_a_save_that_waits_for_the_stream() {
     let mut world = world(Verify::All);
@@ -417,12 +440,14 @@ fn the_self_test_runs_on_the_device() {
 
 #[test]
 fn blocks_of_a_device_are_read_and_written_one_at_a_time() {
-    let (device, _fake, _compute) = device(|config, _| config);
+    let (device, fake, _compute) = device(|config, _| config);
     let kv = Kv::new();
     let before = kv.bytes();
     let payload = gather_block(&device, &kv.layout, 5).unwrap();
     assert!(payload == kv.payload(5));
+    let read = fake.stats().plain_copies;
     scatter_block(&device, &kv.layout, 1, &payload).unwrap();
+    assert!(read > 0 && fake.stats().plain_copies > read, "by way of the driver");
     assert!(kv.bytes() == with_block(before, 1, &payload));
 }
 

@@ -57,6 +57,10 @@ impl Chores {
         self.checks.is_empty() && self.sums.is_empty()
     }
 
+    pub(super) fn has_checks(&self) -> bool {
+        !self.checks.is_empty()
+    }
+
     pub(super) fn has_sums(&self) -> bool {
         !self.sums.is_empty()
     }

@@ -99,16 +99,16 @@ impl Copier {
             }
             self.start_loads();
             self.start_saves();
-            self.do_chore();
+            let held = self.do_chore();
             self.send_aborts();
             self.send_commits();
             self.answer_unserved();
             self.answer_fences();
             self.attest_ended_sessions();
-            if !self.chores.is_empty() {
+            if !held && !self.chores.is_empty() {
                 continue;
             }
-            if stopping && self.running.is_empty() {
+            if stopping && self.running.is_empty() && self.chores.is_empty() {
                 return;
             }
             self.work.signal.wait(if self.parked { RECHECK } else { IDLE });
@@ -180,13 +180,18 @@ impl Copier {
         }
     }
 
-    /// Compares a checksum, or computes one.
-    fn do_chore(&mut self) {
+    /// Compares a checksum, or computes one; true where a test holds that up.
+    fn do_chore(&mut self) -> bool {
+        if self.chores.has_checks() && hooks::is_held(hooks::COMPARE) {
+            self.parked = true;
+            return true;
+        }
         match self.chores.next() {
             Some(Chore::Check(check)) => self.check(&check),
             Some(Chore::Sum(sum)) => self.sum(sum),
             None => {}
         }
+        false
     }
 
     fn check(&mut self, check: &Check) {
