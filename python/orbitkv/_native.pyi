@@ -307,7 +307,8 @@ class WorkerClient:
         number of pages aborted."""
     def stats(self) -> dict[str, int]:
         """saved_pages, saved_bytes, save_us, aborted_pages, restored_pages, restored_bytes, restore_us,
-        failed_pages, verified_pages, save_inflight_bytes, load_inflight_bytes, …; on a CUDA device also
+        timed_bytes and timed_us (of restores, without what their copies waited for), failed_pages,
+        verified_pages, save_inflight_bytes, load_inflight_bytes, …; on a CUDA device also
         registered_bytes (of the pool, which the device reaches directly) and registering_bytes (which will
         follow)."""
     def close(self) -> bool:

@@ -36,6 +36,7 @@ class Manager:
     tier: dict[bytes, bytes] = field(default_factory=dict)
     read_us: int = 100
     copy_us: int = 1000
+    timed_us: int = 100  # of that, what the copies took
     tier_counts: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ("tier_reads", "tier_read_pages", "tier_read_us", "tier_left", "tier_left_pages"), 0
@@ -494,6 +495,8 @@ class WorkerClient:
             "restored_pages": restored,
             "restored_bytes": restored * self.layout.page_bytes,
             "restore_us": MANAGER.copy_us * len(ended),
+            "timed_bytes": restored * self.layout.page_bytes,
+            "timed_us": MANAGER.timed_us * len(ended),
             "failed_pages": failed,
             "bad_pages": 0,
             "reconnects": MANAGER.reconnects,

@@ -31,6 +31,20 @@ def test_block_compact_layouts(native: Any, order: str, stride: int) -> None:
     assert probe_layout(scratch_like([region], native), native) is None
 
 
+def test_layers_that_lie_within_one_another_are_probed_together(native: Any) -> None:
+    sizes = {"L": 3, "B": B, "H": H, "N": N, "C": C}
+    memory = torch.zeros([sizes[axis] for axis in "BLHNC"], dtype=torch.bfloat16)
+    layers = memory.permute(["BLHNC".index(axis) for axis in "LBHNC"])
+    regions = [region_of(f"x.{at}", layers[at], B, PAGE) for at in range(3)]
+    scratch = scratch_like(regions, native)
+    # Three blocks of three layers, once.
+    assert {region.tensor.untyped_storage().nbytes() for region in scratch.regions} == {9 * PAGE}
+    assert len({region.tensor.untyped_storage().data_ptr() for region in scratch.regions}) == 1
+    assert probe_layout(scratch, native) is None
+    module = wrong(native, lambda regions: list(reversed(regions)))
+    assert "wrong place" in probe_layout(scratch_like(regions, module), module)
+
+
 def test_kernel_blocks_smaller_than_the_scheduler_block(native: Any) -> None:
     region = region_of("x.0", strided("LBHNC", ratio=2), B, PAGE)
     assert (region.ratio, region.block_stride_bytes) == (2, PAGE)

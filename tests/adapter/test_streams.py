@@ -264,3 +264,16 @@ def test_the_first_estimate_is_the_device_s() -> None:
     estimate = TransferEstimate(Settings(socket="/x"), page_bytes=1_000_000, on_device=True)
     estimate.begin_step({"decoding"})
     assert [estimate.is_async(pages) for pages in (80, 81)] == [False, True]  # 80 MB at 20 GB/s are 4 ms
+
+
+def test_restores_are_timed_by_their_copies(make_device_engine: Any, mini: Any, manager: Any) -> None:
+    engine = make_device_engine(load_mode="sync")
+    b, table, _ = begin_restore(engine, mini, manager)
+    manager.hold_loads = True
+    report = step(engine, mini, b, table).kv_connector_worker_meta
+    assert (report.loaded_bytes, report.load_seconds) == (0, 0.0), "not over yet"
+    manager.hold_loads = False
+    for expected in ((4 * 768, 1e-4), (0, 0.0)):
+        manager.loads[-1].poll()
+        report = engine.step().kv_connector_worker_meta
+        assert (report.loaded_bytes, report.load_seconds) == expected

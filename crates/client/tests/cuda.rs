@@ -123,6 +123,8 @@ fn what_is_saved_comes_back_in_another_block() {
     assert!(world.kv.bytes() == with_block(before, 1, &saved), "the block, and nothing else");
     let stats = world.client.stats();
     assert_eq!((stat(&stats, "saved_pages"), stat(&stats, "restored_pages")), (1, 1));
+    assert_eq!(stat(&stats, "timed_bytes"), PAGE_BYTES as u64, "of the restore");
+    assert!(stat(&stats, "timed_us") > 0);
     assert_eq!((stat(&stats, "save_inflight_bytes"), stat(&stats, "load_inflight_bytes")), (0, 0));
     let driver = world.fake.stats();
     assert!(driver.plain_copies + driver.row_copies + driver.batch_calls > 0, "by way of the driver");
@@ -344,6 +346,7 @@ fn a_lost_device_fails_what_runs_and_gives_nothing_back() {
     world.copy_done();
     assert!(!world.client.close(), "custody ends with the process");
     assert!(world.peer.try_next().is_none(), "and the manager sees no more than the end of the connection");
+    world.fake.destroy_context();
 }
 
 #[test]
@@ -373,6 +376,8 @@ fn a_client_is_closed_though_a_stream_does_not_move() {
     assert!(!world.client.close(), "the copy is queued, and will read the block");
     assert!(save.poll());
     assert_ne!(world.sent_soon(), Some(Kind::Abort), "the slot will be written");
+    // As the end of the process does: before it, the memory of the test must not go.
+    world.fake.destroy_context();
     drop(gate);
 }
 

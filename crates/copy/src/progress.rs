@@ -1,7 +1,7 @@
 //! How far a job is, and whether its bytes may still move.
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard, wait_while};
@@ -92,6 +92,8 @@ pub struct Progress {
 struct Inner {
     /// Set once; the first reason wins.
     stop: Option<Stop>,
+    /// When the first step was complete, and when the last one so far.
+    stepped: Option<(Instant, Instant)>,
 }
 
 impl Progress {
@@ -101,7 +103,7 @@ impl Progress {
             steps_done: AtomicUsize::new(0),
             gate: AtomicU64::new(0),
             state: StateCell::new(),
-            inner: Mutex::new(Inner { stop: None }),
+            inner: Mutex::new(Inner { stop: None, stepped: None }),
             changed: Condvar::new(),
         }
     }
@@ -185,9 +187,20 @@ impl Progress {
     /// The engine says that one more step is complete.
     pub(crate) fn step_done(&self) {
         // Under the lock, so that a waiter either sees the step or is already waiting for the wake-up.
-        let _guard = self.lock();
+        let mut inner = self.lock();
+        let now = Instant::now();
+        inner.stepped = Some((inner.stepped.map_or(now, |(first, _)| first), now));
         self.steps_done.fetch_add(1, Ordering::Release);
         self.changed.notify_all();
+    }
+
+    /// How long the bytes took to move, without what they waited for: the time between the ends of the first and the
+    /// last step, taken as that of all but one of equal steps. `None` for a job that is not complete or has one step.
+    #[must_use]
+    pub fn moving_time(&self) -> Option<Duration> {
+        let between = u32::try_from(self.steps).ok()?.checked_sub(1).filter(|between| *between > 0)?;
+        let (first, last) = self.lock().stepped.filter(|_| self.state() == CopyState::Done)?;
+        Some((last - first) * (between + 1) / between)
     }
 
     /// Whether no further fragment may start.

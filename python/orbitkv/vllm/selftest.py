@@ -47,12 +47,25 @@ class Scratch:
 
 def scratch_like(regions: list[Region], native: Any) -> Scratch:
     """`SCRATCH_BLOCKS` blocks a layer with the strides of `regions`, filled with zeros."""
+    first = min(region.address for region in regions)
+    stride = regions[0].block_stride_bytes
+    # Layers that lie within one another's strides share their memory here too: each would need all of it.
+    shared = None
+    if len(regions) > 1 and all(
+        region.block_stride_bytes == stride and region.address + region.block_bytes <= first + stride
+        for region in regions
+    ):
+        shared = torch.zeros(SCRATCH_BLOCKS * stride, dtype=torch.uint8, device=regions[0].tensor.device)
     copies = []
     for region in regions:
         tensor = region.tensor
         shape = (SCRATCH_BLOCKS * region.ratio, *tensor.shape[1:])
-        scratch = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        _storage_bytes(scratch).zero_()
+        if shared is None:
+            scratch = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+            _storage_bytes(scratch).zero_()
+        else:
+            offset = (region.address - first) // tensor.element_size()
+            scratch = shared.view(tensor.dtype).as_strided(shape, tensor.stride(), offset)
         copies.append(region_of(region.layer, scratch, SCRATCH_BLOCKS, region.block_bytes))
     return Scratch(copies, native.Layout([copy.as_tuple() for copy in copies]))
 
@@ -60,8 +73,7 @@ def scratch_like(regions: list[Region], native: Any) -> Scratch:
 def probe_layout(scratch: Scratch, native: Any) -> str | None:
     """None if the client and torch agree on every block, else one clause saying where they differ."""
     generator = torch.Generator().manual_seed(_SEED)
-    for region in scratch.regions:
-        storage = _storage_bytes(region.tensor)
+    for _, storage in _memories(scratch).values():
         storage.copy_(_random_bytes(storage.numel(), generator))
     scratch.settle()
     return _probe_gather(scratch, native) or _probe_scatter(scratch, native, generator)
@@ -80,26 +92,35 @@ def _probe_gather(scratch: Scratch, native: Any) -> str | None:
 def _probe_scatter(scratch: Scratch, native: Any, generator: torch.Generator) -> str | None:
     block = SCRATCH_BLOCKS // 2
     parts = [_random_bytes(region.block_bytes, generator) for region in scratch.regions]
-    expected = [_with_block(region, block, part) for region, part in zip(scratch.regions, parts, strict=True)]
+    expected = {address: memory.clone() for address, (_, memory) in _memories(scratch).items()}
+    for region, part in zip(scratch.regions, parts, strict=True):
+        _put(expected[_storage_bytes(region.tensor).data_ptr()], region, block, part)
     scratch.settle()
     scratch.scatter(native, block, torch.cat(parts).numpy().tobytes())
-    for region, wanted in zip(scratch.regions, expected, strict=True):
-        if not torch.equal(_storage_bytes(region.tensor), wanted):
-            return f"writing block {block} of layer {region.layer!r} changed other bytes than that block's"
+    for address, (layer, memory) in _memories(scratch).items():
+        if not torch.equal(memory, expected[address]):
+            return f"writing block {block} of layer {layer!r} changed other bytes than that block's"
     return None
 
 
-def _with_block(region: Region, block: int, content: torch.Tensor) -> torch.Tensor:
-    """The whole memory of a layer as it must look once `block` holds `content`, written by torch indexing."""
+def _memories(scratch: Scratch) -> dict[int, tuple[str, torch.Tensor]]:
+    """All memory of the scratch by address, and the name of the first layer in it."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for region in scratch.regions:
+        memory = _storage_bytes(region.tensor)
+        found.setdefault(memory.data_ptr(), (region.layer, memory))
+    return found
+
+
+def _put(memory: torch.Tensor, region: Region, block: int, content: torch.Tensor) -> None:
+    """Writes `content` as `block` of a layer that lies in `memory`, by torch indexing."""
     tensor = region.tensor
-    memory = _storage_bytes(tensor).clone()
     # As integers: a copy must not touch bits that happen to spell a NaN.
     integers = _INTEGERS[tensor.element_size()]
     view = memory.view(integers).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     target = view[block * region.ratio : (block + 1) * region.ratio]
     target = target.permute(memory_axes(target))
     target.copy_(content.to(tensor.device).view(integers).reshape(target.shape))
-    return memory
 
 
 def _payload(scratch: Scratch, block: int) -> bytes:

@@ -98,6 +98,7 @@ class WorkerSide:
         self._said_trouble = ""
         self._increments = Increments()
         self._copied = (0, 0)
+        self._timed = (0, 0)
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
         """Proves the layout and attaches to the manager. Returns why the cache stays off, or None. What was
@@ -149,7 +150,7 @@ class WorkerSide:
         self._received, self._failed_blocks = self.outstanding()
         self._ended_saves = self.unreported_saves()
         self._sync, self._ordered, self._async, self._saves = [], [], {}, {}
-        self._copied = (0, 0)
+        self._copied = self._timed = (0, 0)
         self._increments = Increments()
         if has_ended:
             return None
@@ -367,8 +368,9 @@ class WorkerSide:
                 self._ended_saves[save_id] = 1
         copied_bytes, copy_us = self._take_copied()
         if self._device.has_streams:
-            # No thread waits for a restore, so what the client has seen is all there is.
-            self._loaded_bytes, self._load_seconds = copied_bytes, copy_us / 1e6
+            # Nobody waits for a restore, and its end is seen late: the client times the copies.
+            self._loaded_bytes, timed_us = self._take_timed()
+            self._load_seconds = timed_us / 1e6
         report = WorkerReport(
             self.step,
             self._ended_saves,
@@ -391,6 +393,16 @@ class WorkerSide:
             return 0, 0
         self._copied = (stats["restored_bytes"], stats["restore_us"])
         return self._copied[0] - before[0], self._copied[1] - before[1]
+
+    def _take_timed(self) -> tuple[int, int]:
+        """Bytes and microseconds of restores whose copying was timed since the last call."""
+        if self._client is None:
+            return 0, 0
+        stats, before = self._client.stats(), self._timed
+        if stats["timed_us"] == before[1]:
+            return 0, 0
+        self._timed = (stats["timed_bytes"], stats["timed_us"])
+        return self._timed[0] - before[0], self._timed[1] - before[1]
 
     def take_counts(self) -> dict[str, int | float]:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""

@@ -238,6 +238,10 @@ impl Copier {
             add(&stats.restored_pages, landed);
             add(&stats.restored_bytes, job.landed_bytes());
             add_since(&stats.restore_us, job.accepted);
+            if let Some(time) = job.moving_time().filter(|_| failures == 0) {
+                add(&stats.timed_bytes, job.bytes());
+                add(&stats.timed_us, u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1));
+            }
         }
         // First the books, then the message: whoever hears of the end may look at the counters.
         self.work.end_load(job);

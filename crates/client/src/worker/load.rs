@@ -87,6 +87,11 @@ impl LoadJob {
         self.sections.iter().map(|s| landed(s) as u64 * s.layout.page_bytes() as u64).sum()
     }
 
+    /// How long its copying took by itself, if that is known.
+    pub(crate) fn moving_time(&self) -> Option<Duration> {
+        self.progress.get()?.moving_time()
+    }
+
     pub(crate) fn wants_abort(&self) -> bool {
         self.abort.load(Ordering::Acquire)
     }

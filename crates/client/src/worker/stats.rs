@@ -33,6 +33,10 @@ counters! {
     restored_bytes,
     /// Microseconds from the order to the end of a restore, summed over restores, failed ones included.
     restore_us,
+    /// Bytes of restores whose copying could be timed by itself, without what it waited for.
+    timed_bytes,
+    /// Microseconds which that took, summed over restores.
+    timed_us,
     /// Pages of restores that did not land.
     failed_pages,
     /// Pages whose checksum was compared before the copy.

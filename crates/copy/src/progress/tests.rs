@@ -28,6 +28,26 @@ fn every_state_survives_its_atomic_word() {
 }
 
 #[test]
+fn the_time_of_the_copies_is_that_of_equal_steps() {
+    let nap = Duration::from_millis(4);
+    let progress = Progress::new(2);
+    thread::sleep(nap);
+    progress.step_done();
+    thread::sleep(nap);
+    progress.step_done();
+    assert_eq!(progress.moving_time(), None, "not before the end");
+    progress.complete();
+    assert!(progress.moving_time().is_some_and(|time| time >= 2 * nap), "two steps, one of them seen");
+    let (single, stopped) = (Progress::new(1), Progress::new(2));
+    single.step_done();
+    single.complete();
+    stopped.step_done();
+    stopped.step_done();
+    stopped.request_abort();
+    assert_eq!((single.moving_time(), stopped.moving_time()), (None, None));
+}
+
+#[test]
 fn a_job_is_in_custody_from_its_making_to_its_end() {
     let progress = Progress::new(2);
     assert!(progress.custody());
