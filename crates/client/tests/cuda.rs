@@ -57,6 +57,10 @@ fn world_with(verify: Verify, plan: impl FnOnce(CudaCopyConfig, &FakeDevice) -> 
     let (mut peer, _) = manager.welcome(2);
     assert_eq!(peer.next().to_manager(), ToManager::Attest { passed: false });
     peer.send_segment(0, &pool.segment);
+    // Before that, copies go by way of a buffer, and those of a layer may have to wait for those of another.
+    wait_for("registration, or its failure", || {
+        stat(&client.stats(), "registered_bytes") > 0 || client.trouble().is_some()
+    });
     World { client, peer, pool, compute, fake, _manager: manager, kv }
 }
 
@@ -216,7 +220,6 @@ fn kernels_see_restored_layers(ordered: bool) -> bool {
         fake.set_copy_us(3000);
         config
     });
-    wait_for("the pool is registered", || stat(&world.client.stats(), "registered_bytes") > 0);
     let (stream, seen) = (world.stream(), Arc::default());
     let ticket = world.pool.restore_ticket(&[4, 5]).encode();
     let load = world.client.restore_after(stream, &ticket, &[2, 7]).unwrap();
