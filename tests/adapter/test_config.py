@@ -36,6 +36,10 @@ def test_defaults_and_environment() -> None:
         ({"lookup_wait_us": 1.5}, "whole number"),
         ({"lookup_deadline_ms": True}, "lookup_deadline_ms is True"),
         ({"copy_threads": 0}, "between 1 and 64"),
+        (
+            {"copy_method": "fast"},
+            "must be one of auto, plain, rows, batch, kernel",
+        ),
         ({"verify_restore": "sample:0"}, "verify_restore is 'sample:0'"),
         ({"admission_gate": "no"}, "must be true or false"),
         ({"socket": ""}, "non-empty"),

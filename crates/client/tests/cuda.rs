@@ -49,6 +49,15 @@ fn world(verify: Verify) -> World {
 }
 
 fn world_with(verify: Verify, plan: impl FnOnce(CudaCopyConfig, &FakeDevice) -> CudaCopyConfig) -> World {
+    world_planned(verify, plan, |_| {})
+}
+
+/// `plan` sees the device before the engine is made, `late` after that and before the pool comes.
+fn world_planned(
+    verify: Verify,
+    plan: impl FnOnce(CudaCopyConfig, &FakeDevice) -> CudaCopyConfig,
+    late: impl FnOnce(&FakeDevice),
+) -> World {
     let (manager, kv, pool) = (Manager::new(), Arc::new(Kv::new()), Pool::new());
     let (device, fake, compute) = device(plan);
     let mut config = manager.worker_config(&kv, &Kv::new(), false, verify);
@@ -56,6 +65,7 @@ fn world_with(verify: Verify, plan: impl FnOnce(CudaCopyConfig, &FakeDevice) -> 
     let client = WorkerClient::new(config).unwrap();
     let (mut peer, _) = manager.welcome(2);
     assert_eq!(peer.next().to_manager(), ToManager::Attest { passed: false });
+    late(&fake);
     peer.send_segment(0, &pool.segment);
     // Before that, copies go by way of a buffer, and those of a layer may have to wait for those of another.
     wait_for("registration, or its failure", || {
@@ -404,11 +414,8 @@ fn pool_segments_are_registered_as_they_come_and_go() {
 
 #[test]
 fn memory_that_cannot_be_registered_is_copied_all_the_same_and_said() {
-    let mut world = world_with(Verify::All, |config, fake| {
-        // Those of the engine itself come first: two for the self-test of batches, and one for each direction.
-        fake.fail("cuMemHostRegister_v2", 5, 2);
-        config
-    });
+    let fail = |fake: &FakeDevice| fake.fail("cuMemHostRegister_v2", 1, 2);
+    let mut world = world_planned(Verify::All, |config, _| config, fail);
     wait_for("the failure", || world.client.trouble().is_some());
     assert!(world.client.trouble().unwrap().contains("cannot be registered"));
     let ticket = world.pool.restore_ticket(&[4]).encode();
@@ -457,6 +464,26 @@ fn blocks_of_a_device_are_read_and_written_one_at_a_time() {
     scatter_block(&device, &kv.layout, 1, &payload).unwrap();
     assert!(read > 0 && fake.stats().plain_copies > read, "by way of the driver");
     assert!(kv.bytes() == with_block(before, 1, &payload));
+}
+
+#[test]
+fn how_is_copied_can_be_asked_for_and_is_said() {
+    for (method, said) in [("auto", "in batches"), ("plain", "one by one")] {
+        let (manager, kv) = (Manager::new(), Kv::new());
+        let mut config = manager.worker_config(&kv, &Kv::new(), false, Verify::Off);
+        config.device = device(|config, _| config).0.copied_by(method).unwrap();
+        let name = config.device.to_string();
+        let client = WorkerClient::new(config).unwrap();
+        let text = client.method();
+        assert!(
+            text.starts_with(&format!("{name}: blocks of 1001 bytes a layer")) && text.contains(said),
+            "{text}"
+        );
+        assert_eq!(text.contains("in batches"), method == "auto", "{text}");
+        drop(client);
+    }
+    let error = Device::Host.copied_by("fast").err().unwrap().to_string();
+    assert!(error.contains("fast"), "{error}");
 }
 
 #[test]

@@ -476,7 +476,8 @@ fn a_segment_stays_registered_until_its_jobs_have_ended() {
 #[test]
 fn the_layers_of_a_job_at_once_share_a_call() {
     let shape = Shape { layers: 6, ..SMALL };
-    let mut world = DeviceWorld::new(shape);
+    let batch = |config, _: &_| CudaCopyConfig { method: CopyMethod::Batch, ..config };
+    let mut world = DeviceWorld::with(shape, batch);
     world.register();
     let before = world.fake.stats();
     let (page_bytes, memory) = (world.layout.page_bytes(), world.pool().clone());

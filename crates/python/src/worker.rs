@@ -4,7 +4,7 @@ use crate::args::{blocks, int, millis};
 use crate::guard::{Guard, drop_quietly};
 use crate::layout::Layout;
 use crate::registration::Registration;
-use orbitkv_client::{LayerOrder, SelfTest, WorkerConfig};
+use orbitkv_client::{Device, LayerOrder, SelfTest, WorkerConfig};
 use pyo3::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,8 @@ impl WorkerClient {
     #[new]
     #[pyo3(signature = (
         registration, *, rank, layout, scratch, layout_probe_passed, copy_threads = 2,
-        verify_restore = "sample:16", more_layouts = HashMap::new(), device = "cpu"
+        verify_restore = "sample:16", more_layouts = HashMap::new(), device = "cpu",
+        copy_method = "auto"
     ))]
     #[allow(clippy::too_many_arguments)] // Keyword arguments of the Python side.
     fn new(
@@ -35,6 +36,7 @@ impl WorkerClient {
         verify_restore: &str,
         more_layouts: HashMap<u16, Bound<'_, Layout>>,
         device: &str,
+        copy_method: &str,
     ) -> PyResult<Self> {
         let guard = Guard::default();
         let (rank, copy_threads) = (int("rank", rank)?, int("copy_threads", copy_threads)?);
@@ -46,7 +48,7 @@ impl WorkerClient {
             orbitkv_client::WorkerClient::new(WorkerConfig {
                 registration,
                 rank,
-                device: device.parse()?,
+                device: device.parse::<Device>()?.copied_by(copy_method)?,
                 layout,
                 more_layouts,
                 scratch,

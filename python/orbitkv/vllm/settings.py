@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 LOAD_MODES = ("auto", "sync", "async")
+COPY_METHODS = ("auto", "plain", "rows", "batch", "kernel")
 # Settings that are environment variables too; where neither says anything, the default below holds.
 SWITCHES = {
     "refuse_slow_restores": "ORBITKV_REFUSE_SLOW_RESTORES",
@@ -47,6 +48,8 @@ class Settings:
     save_fence_wait_ms: int = 50
     layer_wait_ms: int = 1000
     copy_threads: int = 2
+    # Calls of the CUDA driver; "auto" chooses by the size of a layer's block.
+    copy_method: str = "auto"
     verify_restore: str = "sample:16"
     admission_gate: bool = True
     # Restore nothing that computing the same tokens is estimated to be faster than.
@@ -111,6 +114,8 @@ def _checked_text(key: str, value: Any) -> str:
         raise SettingsError(f"{key} is {value!r}; it must be a non-empty string.")
     if key == "load_mode" and value not in LOAD_MODES:
         raise SettingsError(f"load_mode is {value!r}; it must be one of {', '.join(LOAD_MODES)}.")
+    if key == "copy_method" and value not in COPY_METHODS:
+        raise SettingsError(f"copy_method is {value!r}; it must be one of {', '.join(COPY_METHODS)}.")
     if key == "verify_restore" and not _VERIFY.fullmatch(value):
         raise SettingsError(
             f"verify_restore is {value!r}; it must be off, all or sample:N with N of at least 1."

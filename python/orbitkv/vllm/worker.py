@@ -133,6 +133,7 @@ class WorkerSide:
             copy_threads=self._settings.copy_threads,
             verify_restore=self._settings.verify_restore,
             device=self._device.name,
+            copy_method=self._settings.copy_method,
         )
         self._scratch = scratch
         if self._device.has_streams:

@@ -3,8 +3,9 @@
 use super::copier::MAX_RUNNING;
 use crate::ClientError;
 use orbitkv_copy::{
-    CopyEngine, CudaCopy, CudaCopyConfig, CudaDriver, CudaError, CudaHandle, HostCopy, HostCopyConfig,
-    KvLayout, Registration, StreamOrder, Waker,
+    BatchRefusal, CopyEngine, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError, CudaHandle,
+    CudaStreamHandle, HostCopy, HostCopyConfig, KernelRefusal, KvLayout, Registration, StreamOrder,
+    UnknownMethod, Waker,
 };
 use orbitkv_shm::Region;
 use std::fmt;
@@ -37,6 +38,20 @@ impl Device {
     pub fn cuda(ordinal: u32) -> Result<Self, ClientError> {
         let driver = CudaDriver::load().map_err(of_cuda)?;
         Ok(Self::Cuda(CudaDevice::new(&driver, CudaCopyConfig::new(ordinal))))
+    }
+
+    /// The same, with fragments copied by `method`: `auto`, `plain`, `rows`, `batch` or `kernel`. In host memory there is
+    /// one way only.
+    ///
+    /// # Errors
+    /// Another method.
+    pub fn copied_by(mut self, method: &str) -> Result<Self, ClientError> {
+        let method: CopyMethod =
+            method.parse().map_err(|e: UnknownMethod| ClientError::Copy(e.to_string()))?;
+        if let Self::Cuda(cuda) = &mut self {
+            cuda.config.method = method;
+        }
+        Ok(self)
     }
 }
 
@@ -96,9 +111,8 @@ impl Engine {
             }
             Device::Cuda(CudaDevice { driver, config }) => {
                 let config = CudaCopyConfig { max_jobs, waker: Some(waker), ..config.clone() };
-                let plain_min_bytes = config.plain_min_bytes;
                 let copies = CudaCopy::new(driver, config).map_err(of_cuda)?;
-                let cuda = Cuda::start(copies.handle(), plain_min_bytes)?;
+                let cuda = Cuda::start(copies.handle())?;
                 Ok(Self { copies: Box::new(copies), cuda: Some(cuda) })
             }
         }
@@ -115,9 +129,10 @@ impl Engine {
             }
             Device::Cuda(CudaDevice { driver, config }) => {
                 let config = CudaCopyConfig {
-                    method: orbitkv_copy::CopyMethod::Plain,
+                    method: CopyMethod::Plain,
                     staging_slot_bytes: SLOT_BYTES,
                     batch_notice: None,
+                    kernel_notice: None,
                     ..config.clone()
                 };
                 Ok(Box::new(CudaCopy::new(driver, config).map_err(of_cuda)?))
@@ -129,25 +144,24 @@ impl Engine {
 /// The parts of a CUDA engine that its own thread does not need.
 pub(super) struct Cuda {
     pub(super) handle: CudaHandle,
-    plain_min_bytes: usize,
     /// Segments whose registration is taken back: it takes milliseconds, for which nobody else should wait.
     gone: Sender<Arc<Region>>,
 }
 
 impl Cuda {
-    fn start(handle: CudaHandle, plain_min_bytes: usize) -> Result<Self, ClientError> {
+    fn start(handle: CudaHandle) -> Result<Self, ClientError> {
         let (gone, regions) = channel();
         let unpin = handle.clone();
         std::thread::Builder::new()
             .name("orbitkv-unpin".to_owned())
             .spawn(move || unregister(&unpin, &regions))
             .map_err(ClientError::system("cannot start a thread of the worker"))?;
-        Ok(Self { handle, plain_min_bytes, gone })
+        Ok(Self { handle, gone })
     }
 
     /// Marks what is on `stream` now.
     pub(super) fn mark(&self, stream: usize) -> Result<StreamOrder, ClientError> {
-        self.handle.order_after(orbitkv_copy::CudaStreamHandle(stream)).map_err(of_cuda)
+        self.handle.order_after(CudaStreamHandle(stream)).map_err(of_cuda)
     }
 
     pub(super) fn register(&self, region: &Arc<Region>) {
@@ -173,12 +187,11 @@ impl Cuda {
         } else {
             format!("{} to {}", size(smallest), size(largest))
         };
-        let how = match self.handle.batch_refusal() {
-            _ if smallest >= self.plain_min_bytes => "one by one".to_owned(),
-            None => "in batches".to_owned(),
-            Some(refusal) => format!("in rows or one by one, as {refusal}"),
-        };
-        format!("blocks of {bytes} a layer are copied {how}")
+        let batches = self.handle.batch_refusal().filter(|refusal| *refusal != BatchRefusal::Configured);
+        let kernel = self.handle.kernel_refusal().filter(|refusal| *refusal != KernelRefusal::Configured);
+        let refused = [batches.map(|why| why.to_string()), kernel.map(|why| why.to_string())];
+        let refused = refused.into_iter().flatten().map(|why| format!("; {why}")).collect::<String>();
+        format!("blocks of {bytes} a layer, copied {}{refused}", self.handle.method_by_size())
     }
 
     /// What makes copies slower than they could be, or ends them.
