@@ -276,8 +276,8 @@ class WorkerClient:
         copy_threads: int = 2,  # in host memory
         verify_restore: str = "sample:16",  # off | sample:N | all
         more_layouts: dict[int, Layout] = ...,  # of further cache groups, by number; other memory
-        copy_method: str = "auto",  # on a device: auto | plain | rows | batch | kernel
         device: str = "cpu",  # of all layouts: "cpu", or "cuda:N" as the process numbers its devices
+        copy_method: str = "auto",  # on a device: auto | plain | rows | batch | kernel
     ) -> None:
         """Raises OrbitKVError where there is no driver or no such device."""
     @property
