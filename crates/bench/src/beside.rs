@@ -6,6 +6,7 @@ use crate::query::{HASHES, call_us};
 use crate::report::{Row, Target};
 use crate::rounds::{Measured, alternate, percentile};
 use anyhow::{Result, bail, ensure};
+use std::io::{Write, stdout};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -13,6 +14,8 @@ use std::time::Duration;
 /// A round: long enough for many of them.
 const BESIDE: Duration = Duration::from_millis(500);
 const LEAST_CHAINS: usize = 10;
+/// Who asks, the manager, who saves, and the thread that copies and sums.
+const BUSY_THREADS: usize = 4;
 
 /// A thread that saves new chains while it is told to.
 struct Saver<'a> {
@@ -66,6 +69,13 @@ fn beside_saves(cache: &Cache) -> Result<(Measured, Measured)> {
 }
 
 pub(crate) fn rows(cache: &Cache) -> Result<Vec<Row>> {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    if cores < BUSY_THREADS {
+        writeln!(
+            stdout(),
+            "query p99 beside saves: {BUSY_THREADS} threads are busy on {cores} cores, so it is the wait for one of them"
+        )?;
+    }
     let (saving, idle) = beside_saves(cache)?;
     Ok(vec![Row {
         name: "query p99 beside saves, against idle",
