@@ -93,7 +93,7 @@ class Lookup:
 
 class Lookups:
     """Asks for requests. Each admission of a request costs one query, however often the engine repeats
-    itself."""
+    itself; one more where the first was withdrawn to wait for another's restore."""
 
     def __init__(
         self, client: Any, settings: Settings, lookahead: Lookahead, worth: Worth, trace: NoTrace

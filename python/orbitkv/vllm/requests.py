@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from orbitkv.vllm.lookup import Lookup
+    from orbitkv.vllm.sharing import Wait
 
 
 class Phase(enum.Enum):
@@ -39,6 +40,8 @@ class RequestRecord:
     lookup: Lookup | None = None
     # Monotonic seconds until which this admission's lookups may answer "not yet".
     lookup_deadline: float | None = None
+    # Has been put off in this admission, as another request's restore brings its pages.
+    wait: Wait | None = None
     answer: Answer | None = None
     blocks: list[int] = field(default_factory=list)
     # Leading blocks of `blocks` that were in the engine's own cache when the table was made.
@@ -58,6 +61,7 @@ class RequestRecord:
         self.lookup = None
         self.phase = Phase.WAITING
         self.lookup_deadline = None
+        self.wait = None
         self.answer = None
         self.blocks = []
         self.local_blocks = 0
@@ -68,6 +72,12 @@ class RequestRecord:
         """Ends interest in the pages found; idempotent."""
         if self.lookup is not None:
             self.lookup.close()
+
+    def withdraw_lookup(self) -> None:
+        """Ends interest in the pages found, as if nothing had been asked yet."""
+        self.close_lookup()
+        self.lookup = None
+        self.lookup_deadline = None
 
     def fail_from(self, position: int) -> None:
         """Blocks from `position` on hold nothing usable: they will be computed, and may then be saved."""

@@ -20,10 +20,12 @@ from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.requests import Answer, Phase, RequestRecord
 from orbitkv.vllm.saves import Page, SaveBook
+from orbitkv.vllm.sharing import Sharing
 from orbitkv.vllm.stats import Increments
-from orbitkv.vllm.tables import BlockTables
+from orbitkv.vllm.tables import BlockTables, Row
 from orbitkv.vllm.trace import open_trace
 from orbitkv.vllm.transfer import TransferEstimate
+from orbitkv.vllm.unsound import UnsoundBlocks
 from orbitkv.vllm.worth import Worth
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class SchedulerSide:
         )
         self._lookahead = Lookahead(self._client, mode, block_tokens, self._worth, self._trace)
         self._lookups = Lookups(self._client, settings, self._lookahead, self._worth, self._trace)
+        self._sharing = Sharing(self._worth, block_tokens=block_tokens)
         on_device = current_platform.device_type != "cpu"
         self._estimate = TransferEstimate(settings, page_bytes, on_device=on_device)
         self._pool: BlockPool | None = None
@@ -69,6 +72,7 @@ class SchedulerSide:
         self.saves = SaveBook(self._client, world_size=world_size)
         self.records: dict[str, RequestRecord] = {}
         self._tables = BlockTables(self.records)
+        self._unsound = UnsoundBlocks(block_tokens)
         self.loads: list[LoadOrder] = []
         self.step = 0
         self._ended_step = 0
@@ -107,6 +111,7 @@ class SchedulerSide:
             # The engine asks only about requests without blocks, so this one has lost them.
             record.begin_admission()
             self.gate.release(request.request_id)
+            self._sharing.forget(request.request_id)
         need_blocks = -(-request.num_tokens // self._block_tokens)
         start = num_computed_tokens // self._block_tokens
         record.local_blocks = start
@@ -128,6 +133,8 @@ class SchedulerSide:
             record.close_lookup()
             self._lookahead.release(request.request_id)
             return 0
+        if self._sharing.puts_off(record, start, usable):
+            return None
         return self._lookups.hits(record, start, usable)
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
@@ -138,6 +145,11 @@ class SchedulerSide:
         table = blocks.get_block_ids()[0]
         was_waiting = record.phase is Phase.WAITING
         self._tables.allocated(record, table)
+        if was_waiting:
+            self._sharing.admitted(record)
+            self._unsound.table(request.request_id, table[: record.local_blocks])
+        else:
+            self._sharing.forget(request.request_id)
         answer, record.answer = record.answer, None
         if was_waiting and num_external_tokens == 0:
             record.close_lookup()
@@ -169,6 +181,8 @@ class SchedulerSide:
         if is_async:
             need_blocks = -(-record.request.num_tokens // self._block_tokens)
             self.gate.hold(request_id, need_blocks - len(table))
+            if ticket is not None:
+                self._sharing.begun(record)
         else:
             self._estimate.add_sync(count)
 
@@ -184,11 +198,14 @@ class SchedulerSide:
             self.gate.release(request_id)
         if self._trace.is_on:
             self._trace_first_uses(output)
-        full_blocks = self._tables.scheduled(output, self._block_tokens)
+        rows = self._tables.scheduled(output)
         fresh = self._tables.take_fresh()
+        self._unsound.reused(fresh)
+        if self._unsound.is_watching:
+            self._fail_reads_of_unsound(rows)
         self.saves.collect_answers()
         orders, fences = self.saves.dispatch(self._ended_step, fresh)
-        self._offer(full_blocks)
+        self._offer(rows)
         self._lookahead.advance()
         self._estimate.begin_step(decoding=set(output.num_scheduled_tokens))
         if output.num_scheduled_tokens:
@@ -209,14 +226,21 @@ class SchedulerSide:
                 if record.restored:
                     self._trace.event("first_use", request_id, pages=len(record.restored))
 
-    def _offer(self, full_blocks: dict[str, int]) -> None:
-        """Offers blocks that are full at the end of this step. While the manager is away nothing is
-        decided, so that a request that outlives the absence is saved from its start."""
+    def _fail_reads_of_unsound(self, rows: list[Row]) -> None:
+        """The engine counts blocks as computed that are not. It drops what it computes from them in this
+        step, as it would had their restore failed in it."""
+        for request_id, blocks in self._unsound.read_in(rows).items():
+            self.loads.append(LoadOrder(request_id, None, blocks, is_async=False))
+
+    def _offer(self, rows: list[Row]) -> None:
+        """Offers blocks that are full at the end of this step, as far as they have a hash. While the manager
+        is away nothing is decided, so that a request that outlives the absence is saved from its start."""
         if not self._client.active:
             return
-        for request_id, count in full_blocks.items():
-            record = self.records[request_id]
-            stop = min(count, record.considered + self.saves.room(request_id))
+        for row in rows:
+            record = self.records[row.request_id]
+            count = min(row.end // self._block_tokens, len(record.request.block_hashes), len(row.table))
+            stop = min(count, record.considered + self.saves.room(row.request_id))
             if stop > record.considered and not record.request.resumable:
                 self.saves.offer(self._pages(record, range(record.considered, stop)))
                 record.considered = stop
@@ -241,6 +265,8 @@ class SchedulerSide:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport(step=self._ended_step)
+        for request_id in output.finished_recving or ():
+            self._sharing.is_over(request_id)
         if output.invalid_block_ids:
             self._restore_failed(set(output.invalid_block_ids), report.step)
         self._ended_step = max(self._ended_step, report.step)
@@ -258,7 +284,14 @@ class SchedulerSide:
             position = next((at for at, block in enumerate(record.blocks) if block in invalid), None)
             if position is not None:
                 record.fail_from(position)
+                self._sharing.forget(record.request.request_id)
+                self._unsound.add(record.blocks[position:])
                 was_computed_on = was_computed_on or record.phase is Phase.RUNNING
+        # Of a request that is gone, the engine may still have the blocks in its prefix cache.
+        for block in invalid:
+            self._unsound.add([block])
+        for request_id, record in self.records.items():
+            self._unsound.table(request_id, record.blocks)
         if was_computed_on:
             for page in self.saves.drop_since(step):
                 owner = self.records.get(page.request_id)
@@ -274,6 +307,7 @@ class SchedulerSide:
                 **self._lookups.counters,
                 **self._lookahead.counters,
                 **self._worth.counters(of_client),
+                **self._sharing.counters,
                 "gate_denials": self.gate.denials,
                 "save_refused_pages": self.saves.counters["refused"],
                 "save_overtaken_pages": self.saves.counters["overtaken"],
@@ -299,6 +333,8 @@ class SchedulerSide:
         self.gate.release(request_id)
         self._lookahead.left(request_id)
         self._estimate.finished(request_id)
+        self._sharing.forget(request_id)
+        self._unsound.finished(request_id)
         record = self.records.pop(request_id, None)
         if record is not None:
             record.close_lookup()
@@ -321,6 +357,7 @@ class SchedulerSide:
         for record in self.records.values():
             record.close_lookup()
         self._lookahead.clear()
+        self._sharing.clear()
         self.saves.drop_open()
         self.saves.forget_dispatched()
         self._abort_saves = True

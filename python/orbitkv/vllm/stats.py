@@ -43,6 +43,8 @@ COUNTERS = {
     "refused_slow": "Lookups of which pages were recomputed, as restoring them was estimated to be slower.",
     "refused_slow_pages": "Pages that could have been restored and were recomputed for that reason.",
     "slow_probes": "Lookups that were let through all the same, to see whether restores are still slow.",
+    "shared_restores": "Requests that waited for another's restore and found its pages in the engine.",
+    "shared_tokens": "Tokens of the pages they found there, which were not restored once more.",
     "gate_denials": "Times the admission gate put a request off in favour of a restore under way.",
     "reconnects": "Connections to the cache manager that replaced a lost one, of all processes.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orbitkv.vllm.requests import Phase, RequestRecord
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm.v1.core.sched.output import SchedulerOutput
+
+
+@dataclass(frozen=True)
+class Row:
+    """A request in a step: its block table, and tokens computed before and after the step."""
+
+    request_id: str
+    table: list[int]
+    begin: int
+    end: int
 
 
 class BlockTables:
@@ -37,23 +48,21 @@ class BlockTables:
         fresh, self._fresh = self._fresh, set()
         return fresh
 
-    def scheduled(self, output: SchedulerOutput, block_tokens: int) -> dict[str, int]:
-        """Takes in a scheduling pass; returns, for each scheduled request, how many leading blocks are full
-        once this step's forward pass has ended, as far as they have a hash."""
+    def scheduled(self, output: SchedulerOutput) -> list[Row]:
+        """Takes in a scheduling pass: its requests, with their tables as they are now."""
         for request_id in (output.preempted_req_ids or set()) - self._allocated:
             if (record := self._records.get(request_id)) is not None:
                 record.begin_admission()
-        full_blocks = {}
-        for request_id, table, is_whole, num_computed in _rows(output):
+        rows = []
+        for request_id, table, is_whole, num_computed in _tables(output):
             record = self._records.get(request_id)
             if record is None:
                 continue
             self._update(record, table, is_whole)
             end = num_computed + output.num_scheduled_tokens.get(request_id, 0)
-            known = min(len(record.request.block_hashes), len(record.blocks))
-            full_blocks[request_id] = min(end // block_tokens, known)
+            rows.append(Row(request_id, record.blocks, num_computed, end))
         self._allocated.clear()
-        return full_blocks
+        return rows
 
     def _update(self, record: RequestRecord, table: list[int], is_whole: bool) -> None:
         request_id = record.request.request_id
@@ -68,7 +77,7 @@ class BlockTables:
         record.phase = Phase.RUNNING
 
 
-def _rows(output: SchedulerOutput) -> Iterator[tuple[str, list[int], bool, int]]:
+def _tables(output: SchedulerOutput) -> Iterator[tuple[str, list[int], bool, int]]:
     """Request id, block ids, whether they are the whole table, and tokens computed before this step. A
     request resumed after preemption comes among the new or the cached ones, depending on the engine's model
     runner."""
