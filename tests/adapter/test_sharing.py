@@ -212,6 +212,16 @@ def test_other_pages_and_requests_without_reading_do_not_wait(world: World, mana
     assert engine.match(world.request("d", SHARED[:3])) == (0, False)
 
 
+def test_who_is_to_compute_its_prompt_does_not_wait(make_engine: Any, mini: Any) -> None:
+    """It has had its answer, and only lacked blocks when it came."""
+    world = World(make_engine, mini)
+    b = world.request("b")
+    assert world.engine.match(b) == (0, False)
+    world.store(SHARED)
+    world.begin("a")
+    assert world.engine.match(b) == (0, False)
+
+
 def test_restore_inside_a_step_is_not_waited_for(make_engine: Any, mini: Any) -> None:
     """Its blocks are in the engine's cache at once."""
     world = World(make_engine, mini, load_mode="sync")

@@ -91,7 +91,9 @@ def test_failed_again_nothing_of_it_is_left(unsound: Any) -> None:
     assert unsound.read_in([row("a", 10, 12)]) == {"a": [10, 11, 12]}
 
 
-def failed_for_two(make_engine: Any, mini: Any, manager: Any) -> tuple[Any, Any, Any, list[int]]:
+def failed_for_two(
+    make_engine: Any, mini: Any, manager: Any, forward: Any = None
+) -> tuple[Any, Any, Any, list[int]]:
     """Two requests of one step share a restore whose second page fails."""
     engine = make_engine(load_mode="sync", refuse_slow_restores=False)
     engine.compute_and_save(mini.FakeRequest("stored", list(TOKENS)))
@@ -102,7 +104,8 @@ def failed_for_two(make_engine: Any, mini: Any, manager: Any) -> tuple[Any, Any,
     assert engine.match(b, local_blocks=6) == (0, False)
     own = engine.allocate(b, 0, local=table[:6])
     manager.fail_blocks = {table[1]}
-    engine.step(mini.output(new=[(a, table, 24, 2), (b, own, 24, 2)]), has_sync=True)
+    both = mini.output(new=[(a, table, 24, 2), (b, own, 24, 2)])
+    engine.step(both, has_sync=True, forward=lambda: forward and forward(engine))
     assert engine.invalid[-1] == {table[1]}
     return engine, a, b, own
 
@@ -137,3 +140,35 @@ def test_later_request_that_finds_them_in_the_prefix_cache(make_engine: Any, min
     table = engine.allocate(c, 0, local=own[:6])
     engine.step(mini.output(new=[(c, table, 24, 2)]))
     assert engine.invalid[-1] == set(own[1:6])
+
+
+def test_they_are_known_although_everybody_was_gone(make_engine: Any, mini: Any, manager: Any) -> None:
+    """Aborted while the step ran."""
+
+    def abort(engine: Any) -> None:
+        for record in list(engine.connector._scheduler.records.values()):
+            engine.finish(record.request)
+
+    engine, _, _, own = failed_for_two(make_engine, mini, manager, abort)
+    c = engine.add(mini.FakeRequest("c", list(TOKENS)))
+    table = engine.allocate(c, 0, local=own[:6]) if engine.match(c, local_blocks=6) == (0, False) else []
+    engine.step(mini.output(new=[(c, table, 24, 2)]))
+    assert engine.invalid[-1] == {own[1]}
+
+
+def test_restored_into_again_they_are_sound(make_engine: Any, mini: Any, manager: Any) -> None:
+    engine, a, b, own = failed_for_two(make_engine, mini, manager)
+    engine.finish(a)
+    engine.finish(b)
+    manager.fail_blocks = set()
+    engine.pool.free[:0] = own
+    c = engine.add(mini.FakeRequest("c", list(TOKENS)))
+    assert engine.match(c) == (24, False)
+    table = engine.allocate(c, 24)
+    assert table == own
+    engine.step(mini.output(new=[(c, table, 24, 2)]), has_sync=True)
+    d = engine.add(mini.FakeRequest("d", list(TOKENS)))
+    assert engine.match(d, local_blocks=6) == (0, False)
+    shared = engine.allocate(d, 0, local=table[:6])
+    engine.step(mini.output(new=[(d, shared, 24, 2)]))
+    assert engine.invalid[-2:] == [set(), set()]

@@ -20,8 +20,8 @@ of their blocks back when they finish or are preempted. So once nothing runs eve
 single hold fits because nobody else has blocks); no request in front of a hold stops the scan; and a restore
 itself ends in bounded time, failed or not. Hence every hold ends, new ones do not begin while someone is put
 off (rule 3), and with no hold left the gate lets everything pass and the engine's own order decides. A
-request put off because of rule 3 alone waits for one that was put off by its own lookup, which has a
-deadline.
+request put off because of rule 3 alone waits for one that was put off by its own lookup, or for another's
+restore (`sharing`); both have a deadline.
 
 Needs are upper bounds: blocks that a request shares with running ones are counted as if it had to get them.
 That may put a request off for a few steps more; it never lets one pass that does not fit.
@@ -67,7 +67,7 @@ class Gate:
         return False
 
     def put_off(self, request_id: str, need_blocks: int) -> None:
-        """The request's own lookup answered "not yet"."""
+        """The request's own lookup answered "not yet", or it waits for another's restore."""
         self._put_off(_Head(request_id, need_blocks, by_gate=False))
 
     def hold(self, request_id: str, remaining_blocks: int) -> None:

@@ -119,7 +119,7 @@ class Sharing:
 
     def admitted(self, record: RequestRecord) -> None:
         """The request got its blocks. Counts what it found of what it has waited for."""
-        wait, record.wait = record.wait, None
+        wait = record.wait
         pages = min(record.local_blocks, wait.stop) - wait.start if wait is not None else 0
         if pages > 0:
             self.counters["shared_restores"] += 1
