@@ -28,7 +28,7 @@ def load_mode(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def engine(load_mode: str, new_manager: Callable[..., Manager], new_engine: Callable[..., Engine]) -> Engine:
     # Requests wait as long as a test holds copies.
-    connector = {"load_mode": load_mode, "lookup_deadline_ms": 60_000, "refuse_slow_restores": False}
+    connector = {"load_mode": load_mode, "lookup_deadline_ms": 600_000, "refuse_slow_restores": False}
     connector["verify_restore"] = "all"
     return new_engine(new_manager(pool_size="256mib"), blocks=512, connector=connector, options=OPTIONS)
 
