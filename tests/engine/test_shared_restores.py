@@ -154,6 +154,7 @@ def test_first_one_is_aborted_during_its_restore(
         engine.abort(first)
         engine.step_until(lambda: is_loading(engine, second), "the second one restores it itself")
         assert not is_loading(engine, third)
+        assert engine.request(first) is not None, "its copy has been given up first"
     assert finished(engine, [second, third]) == (cold[1:], [SHARED_TOKENS] * 2)
     assert restored["shared_restores"] == 1
     assert restored.pages in (PAGES, 2 * PAGES), "of the aborted one all or nothing"
