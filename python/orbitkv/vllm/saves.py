@@ -22,8 +22,8 @@ from orbitkv.vllm.native import load_native
 MAX_OPEN_PAGES = 16384
 MAX_OPEN_PAGES_PER_REQUEST = 4096
 # "Busy" says that memory is on its way, or that too much is being saved at once. Both mostly pass within
-# milliseconds, so the first try comes soon and each later one after twice as long, 2.6 s in all.
-MAX_BUSY_RETRIES = 9
+# milliseconds, so the first try comes soon and each later one after twice as long, 0.6 s in all.
+MAX_BUSY_RETRIES = 7
 BUSY_RETRY_S = 0.005
 
 

@@ -46,12 +46,19 @@ impl Core {
         }
     }
 
-    /// Asks for the next segment when a quarter of one is left, or less than [`AHEAD_PART`] says: making one takes
-    /// longer than savers wait.
-    pub(super) fn grow_ahead(&mut self, class: Class, effects: &mut Vec<Effect>) {
+    /// Asks for the next segment when a quarter of one is left: making one takes longer than savers wait. Where pages
+    /// need no other class as well (`alone`), also when less than [`AHEAD_PART`] says is left or on its way.
+    pub(super) fn grow_ahead(&mut self, class: Class, alone: bool, effects: &mut Vec<Effect>) {
         let each = usize::try_from(self.config.segment_bytes / class.slot_bytes).unwrap_or(usize::MAX);
         let tally = self.slots.tally(class);
-        let least = each.div_ceil(4).max(tally.slots / AHEAD_PART);
+        let quarter = each.div_ceil(4);
+        if !alone {
+            if self.slots.free_slots(class, quarter) < quarter {
+                self.grow(class, effects);
+            }
+            return;
+        }
+        let least = quarter.max(tally.slots / AHEAD_PART);
         let coming = tally.growing.saturating_mul(each);
         if coming < least && self.slots.free_slots(class, least - coming) < least - coming {
             self.grow_more(class, effects);

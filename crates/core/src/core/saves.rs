@@ -24,6 +24,14 @@ struct Target {
     writer: Option<SessionId>,
 }
 
+impl Target {
+    /// A page needs one slot, and is no probe's. Slots of several shards must grow evenly: what one of them has more
+    /// than the others is of no use to anybody.
+    fn is_alone(self) -> bool {
+        self.shape.shards == 1 && self.writer.is_none()
+    }
+}
+
 impl Core {
     pub(super) fn reserve(
         &mut self,
@@ -152,7 +160,7 @@ impl Core {
         kept.into_iter().for_each(|id| self.drop_lease(id));
         if grants.iter().any(|g| matches!(g.grant, Grant::Slots(_))) {
             for (class, _) in self.writers(target).into_iter().flatten() {
-                self.grow_ahead(class, effects);
+                self.grow_ahead(class, target.is_alone(), effects);
             }
         }
         grants
@@ -197,7 +205,9 @@ impl Core {
                 Room::Now => {}
                 Room::Soon => {
                     self.mark(Mark::ReserveBusy);
-                    writers.iter().for_each(|(class, _)| self.grow_more(*class, effects));
+                    if target.is_alone() {
+                        self.grow_more(*class, effects);
+                    }
                     return Grant::Busy;
                 }
                 Room::No => {

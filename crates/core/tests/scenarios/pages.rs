@@ -194,6 +194,30 @@ fn whoever_is_told_to_wait_asks_for_a_segment_and_no_more_than_sixteen_come_at_o
 }
 
 #[test]
+fn a_shard_that_waits_takes_no_segment_that_the_others_need() {
+    let mut world = World::new(16, |c| c.segment_bytes = 2 * SLOT_BYTES);
+    let session = SessionId(11);
+    let roles = [Role::Scheduler, Role::Worker { rank: 0 }, Role::Worker { rank: 1 }];
+    for (number, role) in (11..).zip(roles) {
+        let groups = vec![GroupSpec::prefix(GROUP, 4096, 2, 16)];
+        let namespace = NamespaceDigest([8; 32]);
+        let spec = SessionSpec { instance: InstanceId(8), world_size: 2, namespace, groups, ..spec(role) };
+        let (session, client) = (SessionId(number), ClientId(u128::from(number)));
+        world.step(Event::SessionOpened { session, client, epoch: 1, spec: &spec });
+        world.step(Event::Attest { session, passed: true });
+    }
+    let mut reserve = |first: u8| {
+        let (operation, revision) = world.next();
+        let hashes = chain(first..first + 4);
+        let request = SaveRequest { group: GROUP, parent: None, first_depth: 0, hashes: &hashes };
+        let effects = world.step(Event::Reserve { session, operation, revision, request });
+        effects.iter().filter(|e| matches!(e, Effect::GrowSegment { .. })).count()
+    };
+    // Both first segments are on their way since the workers came, and waiting asks for no more.
+    assert_eq!((0..20).map(|n| reserve(4 * n)).sum::<usize>(), 0);
+}
+
+#[test]
 fn a_repeated_reservation_names_no_slot_that_has_been_written() {
     let mut world = World::new(4, |_| {});
     let pages = chain(0..2);
