@@ -36,6 +36,8 @@ pub struct SlotView {
     pub scrubbing: bool,
     /// Its page is a second copy, kept for those who leased it.
     pub spare: bool,
+    /// Operations lease its page.
+    pub leased: bool,
     /// Its page is no more; somebody may still touch its bytes.
     pub condemned: bool,
     /// Whose bytes.

@@ -192,6 +192,7 @@ impl Core {
             writing: slot.writing,
             scrubbing: slot.scrubbing,
             spare: is(PageState::Spare),
+            leased: slot.page.and_then(|id| self.index.pages.usage(id)).is_some_and(|usage| usage.leases > 0),
             condemned: is(PageState::Condemned),
             key: page.map(|p| p.key),
         }

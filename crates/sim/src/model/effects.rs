@@ -11,6 +11,9 @@ use orbitkv_core::{
 impl Model {
     /// Takes the effects of an accepted or refused event, in order.
     pub(super) fn effects(&mut self, event: &Event<'_>, effects: &[Effect], core: &Core) -> Checked {
+        if matches!(event, Event::DropUnleased) {
+            self.drop_unleased(core)?;
+        }
         for effect in effects {
             match effect {
                 Effect::Operation { session, operation, revision, outcome } => {

@@ -250,7 +250,6 @@ impl Model {
             Event::BadPage { session, slot } => self.bad_page(session, slot),
             Event::Forget { session, group, hashes } => self.forget(session, group, hashes),
             Event::Reset { session } => self.reset(session),
-            Event::DropUnleased => self.drop_unleased(),
             Event::Written { slot, extent } => self.written(slot, extent),
             Event::ReadDone { slot, good } => self.read_ended(slot, good),
             Event::ReadOverdue { slot } => self.read_overdue(slot),
@@ -260,7 +259,9 @@ impl Model {
             Event::FoundAll => self.tier.found_all(),
             Event::TierState { reads, .. } => self.tier.set_readable(reads),
             Event::Scrubbed { slot, good } => self.scrub_ended(slot, good),
-            Event::Candidates { .. }
+            // What of it stays is seen in the core.
+            Event::DropUnleased
+            | Event::Candidates { .. }
             | Event::Attest { .. }
             | Event::SegmentReady { .. }
             | Event::SegmentFailed { .. }

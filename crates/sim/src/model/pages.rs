@@ -2,7 +2,9 @@
 
 use super::{Fill, Model, Page, Save};
 use crate::failure::{Checked, Checker, ensure};
-use orbitkv_core::{Grant, GroupId, PageGrant, Phase, SaveRequest, SessionId, SlotRef, Ticket};
+use orbitkv_core::{
+    Core, Grant, GroupId, PageGrant, PagePart, SaveRequest, SessionId, SlotRef, SlotState, Ticket,
+};
 use std::collections::BTreeSet;
 
 impl Model {
@@ -151,20 +153,19 @@ impl Model {
         }
     }
 
-    pub(super) fn drop_unleased(&mut self) {
-        let leased: BTreeSet<SlotRef> =
-            self.operations.values().flat_map(|op| &op.parts).map(|p| p.slot).collect();
-        // A demand that prepares leases what it found in memory.
-        let preparing = self
-            .operations
-            .iter()
-            .filter(|(_, op)| matches!(op.phase, Phase::Preparing | Phase::Preloading | Phase::Prepared));
-        let wanted = preparing.flat_map(|(t, op)| op.wanted.iter().map(move |(g, h)| (t.session, *g, *h)));
-        let wanted: BTreeSet<_> = wanted.filter_map(|(s, group, hash)| self.key(s, group, hash)).collect();
-        for (_, commits) in self.complete.iter_mut().filter(|(key, _)| !wanted.contains(*key)) {
-            let kept = |p: &orbitkv_core::PagePart| leased.contains(&p.slot) || self.tier.writes_from(p.slot);
-            commits.retain(|parts| parts.iter().any(kept));
+    /// What stays is leased, or being written. Which pages operations lease the core's own audit compares, also for
+    /// operations whose session is gone and that still read.
+    pub(super) fn drop_unleased(&mut self, core: &Core) -> Checked {
+        let visible =
+            |part: &PagePart| core.slot(part.slot).filter(|s| s.state == SlotState::Resident && !s.condemned);
+        for commits in self.complete.values_mut() {
+            commits.retain(|parts| parts.iter().any(|part| visible(part).is_some()));
+            for seen in commits.iter().flatten().filter_map(visible) {
+                let stays = seen.leased || self.tier.writes_from(seen.slot);
+                ensure(stays, Checker::Model, || format!("{:?} stays, and nobody leases it", seen.slot))?;
+            }
         }
+        Ok(())
     }
 
     /// Drops pages that nobody can commit any more.
