@@ -386,24 +386,26 @@ class WorkerSide:
 
     def _take_copied(self) -> tuple[int, int]:
         """Bytes and microseconds of restores that have ended since the last call."""
-        if self._client is None:
-            return 0, 0
-        stats, before = self._client.stats(), self._copied
-        if stats["restore_us"] == before[1]:
-            # None has ended; bytes come first, and wait for their time.
-            return 0, 0
-        self._copied = (stats["restored_bytes"], stats["restore_us"])
-        return self._copied[0] - before[0], self._copied[1] - before[1]
+        taken, self._copied = self._grown(("restored_bytes", "restore_us"), self._copied)
+        return taken
 
     def _take_timed(self) -> tuple[int, int]:
         """Bytes and microseconds of restores whose copying was timed since the last call."""
+        taken, self._timed = self._grown(("timed_bytes", "timed_us"), self._timed)
+        return taken
+
+    def _grown(
+        self, names: tuple[str, str], before: tuple[int, int]
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """By how much the client's bytes and microseconds have grown, and what they are now."""
         if self._client is None:
-            return 0, 0
-        stats, before = self._client.stats(), self._timed
-        if stats["timed_us"] == before[1]:
-            return 0, 0
-        self._timed = (stats["timed_bytes"], stats["timed_us"])
-        return self._timed[0] - before[0], self._timed[1] - before[1]
+            return (0, 0), before
+        stats = self._client.stats()
+        now = (stats[names[0]], stats[names[1]])
+        if now[1] == before[1]:
+            # None has ended; bytes come first, and wait for their time.
+            return (0, 0), before
+        return (now[0] - before[0], now[1] - before[1]), now
 
     def take_counts(self) -> dict[str, int | float]:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
