@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +18,10 @@ RESET_WITHIN_S = 20.0
 
 @dataclass(frozen=True)
 class Answer:
-    """One finished request. `cached` counts prompt tokens that were not computed, wherever they came from."""
+    """One finished request. `cached` counts prompt tokens that were not computed, wherever they came from;
+    `begun` is in seconds of `time.monotonic`."""
 
+    begun: float
     ms: float
     tokens: list[int]
     cached: int
@@ -42,7 +45,7 @@ class Engine:
         self.core = self.llm.llm_engine
         self._times = {"import_s": imported - begun, "start_s": time.perf_counter() - imported}
         if weights_seed is not None:
-            self.llm.collective_rpc(enliven, args=(weights_seed,))
+            self.rpc(enliven, weights_seed)
         self._is_multiprocess = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0"
         self._asked = 0
         self._fillers = Seeds(FILLER_SEED)
@@ -75,10 +78,17 @@ class Engine:
 
     def _generate(self, prompts: list[list[int]], max_tokens: int) -> list[Answer]:
         requests = [{"prompt_token_ids": tokens} for tokens in prompts]
-        begun = time.perf_counter()
+        begun = time.monotonic()
         outputs = self.llm.generate(requests, sampling(max_tokens), use_tqdm=False)
-        ms = (time.perf_counter() - begun) * 1000
-        return [Answer(ms, list(out.outputs[0].token_ids), out.num_cached_tokens or 0) for out in outputs]
+        ms = (time.monotonic() - begun) * 1000
+        return [
+            Answer(begun, ms, list(out.outputs[0].token_ids), out.num_cached_tokens or 0) for out in outputs
+        ]
+
+    def rpc(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls `function(worker, *arguments)` in the engine's only worker. The environment must allow it:
+        `EngineSettings.is_open`."""
+        return self.llm.collective_rpc(function, args=arguments)[0]
 
     def add(self, tokens: list[int], max_tokens: int) -> str:
         """Queues a request for `step`; its name in the outputs."""

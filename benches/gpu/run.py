@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__" and __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import byte_gate, engines, host, registration, summary, tests, wire
+from benches.gpu import byte_gate, engines, host, registration, summary, tests, timeline, wire
 from benches.gpu.budget import Budget
 from benches.gpu.prompts import Seeds
 from benches.gpu.rows import Rows
@@ -54,6 +54,7 @@ PARTS = (
     Part("eager", engines.eager, engines.EAGER_S),
     Part("registration", registration.measure, registration.ESTIMATE_S),
     Part("byte-gate-variants", byte_gate.variants, byte_gate.VARIANTS_ESTIMATE_S),
+    Part("timeline", timeline.measure, timeline.ESTIMATE_S),
 )
 
 

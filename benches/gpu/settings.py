@@ -48,6 +48,8 @@ class EngineSettings:
     attention: str = "FLASH_ATTN"
     # Weights of `weights.enliven`; None leaves those of the dummy loader.
     weights_seed: int | None = None
+    # Functions of ours can be called in the workers (`Engine.rpc`); those that fill weights always can.
+    is_open: bool = False
     is_dry_run: bool = False
 
     def with_(self, **changes: Any) -> EngineSettings:
@@ -97,7 +99,7 @@ class EngineSettings:
             values |= CPU_ENVIRONMENT
         elif self.is_deterministic:
             values["VLLM_BATCH_INVARIANT"] = "1"
-        if self.weights_seed is not None:
+        if self.is_open or self.weights_seed is not None:
             # A function goes to the workers, and they are ours.
             values["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.layout is not None:

@@ -1,0 +1,85 @@
+"""Where the time of a request goes: what the engine core does from its arrival to its first token, of hits in
+HBM and of restores, beside hits of an engine without a connector."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from benches.gpu import marks
+from benches.gpu.growth import grow
+from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
+from benches.gpu.run_context import Run
+from benches.gpu.settings import GIB
+from benches.gpu.systems import NATIVE, ORBITKV, System
+
+PART = "timeline"
+ESTIMATE_S = 140
+LENGTHS = (1024, 8192, 32768)
+SAMPLES = 9
+POOL_BYTES = 8 * GIB
+
+
+def measure(run: Run) -> None:
+    """Rows of marks: when each begins and ends, in ms after the request was made."""
+    settings = run.settings(is_open=True)
+    with run.started(PART, [name for name in (NATIVE, ORBITKV) if name in run.systems], settings) as systems:
+        for system in systems:
+            system.engine.call("ask", run.seeds.new(run.tokens(4096)), 4, within_s=300)
+            if system.name == ORBITKV:
+                grow(system, POOL_BYTES)
+            system.engine.call("rpc", marks.install, system.name == ORBITKV, not run.is_dry_run)
+        for length in LENGTHS:
+            for system in systems:
+                _measure_length(run, system, run.tokens(length))
+
+
+def _measure_length(run: Run, system: System, tokens: int) -> None:
+    wake = run.seeds.new(BLOCK_TOKENS // 2)
+    prompt = run.seeds.new(tokens)
+    system.engine.call("ask", prompt, within_s=300)
+    system.wait_saved(patiently=True)
+    kinds = ("hbm-hit",) if system.name == NATIVE else ("restore", "hbm-hit")
+    taken: dict[str, list[list[tuple[str, float, float]]]] = {kind: [] for kind in kinds}
+    for _ in range(SAMPLES):
+        for kind in kinds:
+            if kind == "restore":
+                system.engine.call("reset")
+            system.engine.call("ask", wake)
+            system.engine.call("rpc", marks.take)
+            answer = system.engine.call("ask", prompt, within_s=300)
+            system.wait_saved()
+            found = system.engine.call("rpc", marks.take)
+            if answer["cached"] >= restorable_tokens(tokens):
+                taken[kind].append(_relative(found, answer))
+    for kind, samples in taken.items():
+        _add(run, system, tokens, kind, samples)
+
+
+def _relative(found: list[Any], answer: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Marks of one request, numbered where one comes several times, in ms after it was made."""
+    counts: dict[str, int] = {}
+    result = []
+    for name, begun, ended in sorted(found, key=lambda mark: mark[1]):
+        if not answer["begun"] <= begun <= answer["begun"] + answer["ms"] / 1000:
+            continue
+        counts[name] = counts.get(name, 0) + 1
+        named = name if counts[name] == 1 else f"{name} ({counts[name]})"
+        result.append((named, (begun - answer["begun"]) * 1000, (ended - answer["begun"]) * 1000))
+    result.append(("answer", 0.0, answer["ms"]))
+    return result
+
+
+def _add(run: Run, system: System, tokens: int, kind: str, samples: list[Any]) -> None:
+    """A row for each mark that at least half of the samples have: medians, and n."""
+    names = dict.fromkeys(name for sample in samples for name, _, _ in sample)
+    rows = []
+    for name in names:
+        spans = [(begun, ended) for sample in samples for mark, begun, ended in sample if mark == name]
+        if len(spans) * 2 >= len(samples):
+            rows.append((name, median(s[0] for s in spans), median(s[1] for s in spans), len(spans)))
+    run.say(f"{PART}: {system.name}, {kind}, {tokens} tokens, {len(samples)} samples")
+    for name, begun, ended, count in sorted(rows, key=lambda row: row[1]):
+        values = {"mark": name, "begin_ms": round(begun, 3), "end_ms": round(ended, 3), "n": count}
+        run.rows.add(PART, system=system.name, tokens=tokens, kind=kind, **values)
+        run.say(f"  {begun:9.3f} {ended:9.3f} {ended - begun:9.3f}  {name} (n={count})")
