@@ -1,41 +1,99 @@
-"""What background copies cost requests that decode, and what saving costs an engine that only misses.
+"""What copies cost requests that decode, and what saving costs an engine that only misses.
 
-*Copies*: eight requests decode; their tokens are timed alone, then beside restores of long prompts that
-follow each other without a pause, in turn. The engine's own memory is too small for these prompts, so each
-is restored whole. *Steps*: the same beside short prompts, whose restores share a step with the decoding
-requests. Each request beside them also takes a step of its own, wherever its prefix comes from; so both are
-repeated with prompts that the engine has in its own memory, as many a second (*hits*). *Misses*: two
-engines answer the same number of new prompts in turn, one without a connector."""
+*Copies*: eight requests decode, and their tokens are timed alone and beside copies in both directions that
+belong to no request, in turn. *Requests*: the same beside restores of long prompts that follow each other
+without a pause; the engine's own memory is too small for these prompts, so each is restored whole. *Steps*:
+the same beside short prompts, whose restores share a step with the decoding requests. Each request beside
+also takes a step of its own, wherever its prefix comes from; so these two are repeated with prompts that the
+engine has in its own memory, as many a second (*hits*). *Misses*: two engines answer the same number of new
+prompts in turn, one without a connector."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from benches.gpu.child import ChildError
+from benches.gpu.growth import grow
 from benches.gpu.prompts import BLOCK_TOKENS
 from benches.gpu.run_context import Run, rotated
+from benches.gpu.settings import GIB
 from benches.gpu.systems import NATIVE, ORBITKV, System
 
 PART = "decode"
-# Of engines that run already.
-ESTIMATE_S = 90
+# Of engines that run already, and of their start.
+ESTIMATE_S = 250
+START_S = 60
 STEPS_S = 30
 STORE_TRIES = 3
 REQUESTS, PROMPT_TOKENS, STEPS, ROUNDS = 8, 512, 400, 3
+COPIES_ROUNDS, COPIES_S = 6, 60
 LONG_TOKENS, LONG_PROMPTS = 16 * 1024, 4
 SHORT_TOKENS, SHORT_PROMPTS, SHORT_GAP_MS = 1024, 48, 60.0
-MISS_PROMPTS, MISS_TOKENS, MISS_OUTPUT, MISS_ROUNDS = 24, 2048, 32, 5
+# A round takes an engine 4 s where 32,000 tokens a second are computed.
+MISS_PROMPTS, MISS_TOKENS, MISS_OUTPUT, MISS_ROUNDS, MISS_ROUND_S = 64, 2048, 32, 8, 12
+POOL_BYTES = 20 * GIB
+
+
+def alone(run: Run) -> None:
+    """This part on engines of its own, compiled as users run them."""
+    names = [name for name in run.systems if name in (ORBITKV, NATIVE)]
+    with run.started(PART, names, run.settings(is_open=True)) as systems:
+        measure(run, systems)
 
 
 def measure(run: Run, systems: list[System]) -> None:
-    """All three, of the running systems `orbitkv` and `native`."""
+    """All of it, of the running systems `orbitkv` and `native`."""
     for system in systems:
         system.engine.call("ask_all", _prompts(run, 8, PROMPT_TOKENS), 8, within_s=300)
     for system in (system for system in systems if system.name == ORBITKV):
-        _beside(run, system, "copies", LONG_TOKENS, LONG_PROMPTS, gap_ms=0.0)
+        if run.budget.allows(COPIES_S):
+            _beside_copies(run, system)
+        grow(system, GIB // 4 if run.is_dry_run else POOL_BYTES)
+        if run.budget.allows(STEPS_S):
+            _beside(run, system, "requests", LONG_TOKENS, LONG_PROMPTS, gap_ms=0.0)
         if run.budget.allows(STEPS_S):
             _beside(run, system, "steps", SHORT_TOKENS, SHORT_PROMPTS, gap_ms=SHORT_GAP_MS)
     if {system.name for system in systems} == {ORBITKV, NATIVE}:
         _misses(run, systems)
+
+
+def _steps(run: Run) -> int:
+    return STEPS // 8 if run.is_dry_run else STEPS
+
+
+def _beside_copies(run: Run, system: System) -> None:
+    """Rows of decoding alone and beside copies that belong to no request, in turn."""
+    assert system.manager is not None, "the copies are between its pool and the device"
+    try:
+        opened = system.engine.call("open_copies", str(system.manager.socket), within_s=300)
+        run.say(f"decode copies: {opened['restored_bytes'] / opened['seconds'] / 1e9:.1f} GB/s restored")
+        for number in range(COPIES_ROUNDS):
+            for beside in (False, True) if number % 2 == 0 else (True, False):
+                what = (REQUESTS, run.tokens(PROMPT_TOKENS), _steps(run), 6_000_000 + 100 * number)
+                result = system.engine.call("decode_beside_copies" if beside else "decode", *what)
+                system.wait_saved()
+                _add_beside_copies(run, system, beside, number, result)
+    except ChildError as error:
+        # The other kinds are measured all the same.
+        run.missing(PART, system.name, f"copies beside no request: {error}")
+    finally:
+        system.engine.call("close_copies")
+    run.say(f"decode copies: done, {run.budget.left_s:.0f} s left")
+
+
+def _add_beside_copies(run: Run, system: System, beside: bool, number: int, result: dict[str, Any]) -> None:
+    copies = result.get("copies", {"seconds": 1.0, "restored_bytes": 0, "saved_bytes": 0})
+    values = {
+        "background": beside,
+        "round": number,
+        "intervals_ms": [round(value, 3) for value in result["intervals_ms"]],
+        "seconds": round(result["seconds"], 3),
+        **{
+            f"{way}_gb_s": round(copies[f"{way}_bytes"] / copies["seconds"] / 1e9, 3)
+            for way in ("restored", "saved")
+        },
+    }
+    run.rows.add(PART, system=system.name, kind="copies", **values)
 
 
 def _prompts(run: Run, count: int, tokens: int) -> list[list[int]]:
@@ -53,14 +111,12 @@ def _beside(run: Run, system: System, kind: str, tokens: int, count: int, gap_ms
             if cached >= len(prompt) - 1:
                 break
             system.engine.call("reset")
-    steps = STEPS // 8 if run.is_dry_run else STEPS
     for number in range(ROUNDS):
         for beside in (False, True) if number % 2 == 0 else (True, False):
             background = {"prompts": prompts, "depth": 1, "gap_ms": gap_ms} if beside else None
             before = _restored_pages(system)
-            result = system.engine.call(
-                "decode", REQUESTS, run.tokens(PROMPT_TOKENS), steps, 7_000_000 + 100 * number, background
-            )
+            what = (REQUESTS, run.tokens(PROMPT_TOKENS), _steps(run), 7_000_000 + 100 * number)
+            result = system.engine.call("decode", *what, background)
             result["restored_pages"] = _restored_pages(system) - before
             system.wait_saved()
             _add_decoding(run, system, kind, beside, number, result)
@@ -77,9 +133,8 @@ def _beside_hits(
     system.engine.call("ask", prompts[0], within_s=120)
     before = _restored_pages(system)
     background = {"prompts": prompts, "depth": 1, "gap_ms": gap_ms}
-    steps = STEPS // 8 if run.is_dry_run else STEPS
     seed = 8_000_000 + 100 * number
-    result = system.engine.call("decode", REQUESTS, run.tokens(PROMPT_TOKENS), steps, seed, background)
+    result = system.engine.call("decode", REQUESTS, run.tokens(PROMPT_TOKENS), _steps(run), seed, background)
     result["restored_pages"] = _restored_pages(system) - before
     _add_decoding(run, system, f"{kind}-hits", True, number, result)
 
@@ -105,10 +160,10 @@ def _add_decoding(
 
 
 def _misses(run: Run, systems: list[System]) -> None:
-    """Rows of tokens a second with nothing but new prompts."""
+    """Rows of tokens a second with nothing but new prompts; a round has one of each engine."""
     for number in range(MISS_ROUNDS + 1):
-        if not run.budget.allows(15):
-            return
+        if not run.budget.allows(MISS_ROUND_S):
+            break
         for system in rotated(systems, number):
             prompts = _prompts(run, MISS_PROMPTS, MISS_TOKENS)
             result = system.engine.call("ask_all", prompts, MISS_OUTPUT, within_s=300)
@@ -116,6 +171,7 @@ def _misses(run: Run, systems: list[System]) -> None:
             tokens = sum(len(prompt) + MISS_OUTPUT for prompt in prompts)
             cached = sum(answer["cached"] for answer in result["answers"])
             if number > 0:  # the first warms up
-                values = {"tokens_per_s": round(tokens / result["seconds"], 1), "cached": cached}
+                rate = round(tokens / result["seconds"], 1)
+                values = {"tokens_per_s": rate, "seconds": round(result["seconds"], 3), "cached": cached}
                 run.rows.add(PART, system=system.name, kind="misses", round=number, **values)
     run.say(f"decode misses: done, {run.budget.left_s:.0f} s left")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
+from benches.gpu.copies import begin_copies, close_copies, end_copies, open_copies
 from benches.gpu.engine import Engine
 from benches.gpu.prompts import Seeds
 
@@ -51,6 +52,24 @@ class Decoder(Engine):
             "seconds": seconds,
             "background_finished": beside.finished,
         }
+
+    def open_copies(self, socket: str) -> dict[str, Any]:
+        """Makes copies ready that run beside the requests and belong to none, by clients of the manager on
+        `socket`; how fast they were while the pool grew for them."""
+        blocks = self.core.vllm_config.cache_config.num_gpu_blocks
+        return self.rpc(open_copies, socket, blocks)
+
+    def decode_beside_copies(
+        self, requests: int, prompt_tokens: int, steps: int, seed: int
+    ) -> dict[str, Any]:
+        """As `decode`; and what was copied each way from before the first prompt to the end."""
+        self.rpc(begin_copies)
+        result = self.decode(requests, prompt_tokens, steps, seed)
+        return {**result, "copies": self.rpc(end_copies)}
+
+    def close_copies(self) -> None:
+        """Gives back what `open_copies` took."""
+        self.rpc(close_copies)
 
     def _await_first(self, names: set[str]) -> None:
         waiting = set(names)

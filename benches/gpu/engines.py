@@ -12,7 +12,7 @@ EAGER_S = ttft.ESTIMATES_S["eager"]
 
 def compiled(run: Run) -> None:
     """Engines as users run them: compiled, with CUDA graphs, the core in a process of its own."""
-    with run.started("compiled", run.systems, run.settings()) as systems:
+    with run.started("compiled", run.systems, run.settings(is_open=True)) as systems:
         ttft.measure(run, "compiled", systems)
         for system in systems:
             if system.name == ORBITKV:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from benches.gpu.rows import Rows
-from benches.gpu.systems import NATIVE
+from benches.gpu.systems import NATIVE, ORBITKV
 
 
 def spread(values: Iterable[float]) -> dict[str, Any] | None:
@@ -60,3 +60,25 @@ def intervals(rows: Rows, part: str, kind: str, background: bool) -> list[float]
     """Milliseconds between the outputs of decoding requests, of all rounds."""
     found = rows.of(part, kind=kind, background=background)
     return [value for row in found for value in row["intervals_ms"]]
+
+
+def copied_gb_s(rows: Rows, way: str) -> float:
+    """Mean GB/s of the copies beside decoding requests that belong to none, "restored" or "saved"; 0 without
+    any."""
+    found = rows.of("decode", kind="copies", background=True)
+    return sum(row[f"{way}_gb_s"] for row in found) / len(found) if found else 0.0
+
+
+def miss_ratios(rows: Rows) -> list[float]:
+    """Throughput of OrbitKV's engine over that of vLLM alone in the same round; only rounds in which neither
+    had a token cached."""
+    found = {}
+    for row in rows.of("decode", kind="misses"):
+        if not row["cached"]:
+            found[row["system"], row["round"]] = row["tokens_per_s"]
+    rounds = sorted(number for system, number in found if system == NATIVE)
+    return [
+        round(found[ORBITKV, number] / found[NATIVE, number], 4)
+        for number in rounds
+        if (ORBITKV, number) in found
+    ]

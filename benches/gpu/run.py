@@ -25,7 +25,7 @@ from typing import Any
 if __name__ == "__main__" and __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import byte_gate, engines, host, registration, summary, tests, timeline, wire
+from benches.gpu import byte_gate, decode, engines, host, registration, summary, tests, timeline, wire
 from benches.gpu.budget import Budget
 from benches.gpu.prompts import Seeds
 from benches.gpu.rows import Rows
@@ -40,16 +40,25 @@ MEMORY_BYTES = 84 * GIB
 
 @dataclass(frozen=True)
 class Part:
-    """Something to measure; `seconds` is what it took where it was written, and a little more."""
+    """Something to measure; `seconds` is what it took where it was written, and a little more. What is also
+    `within` another part is measured by itself only where that one was not asked for."""
 
     name: str
     measure: Callable[[Run], None]
     seconds: float
+    within: str = ""
+
+    def is_asked_for(self, only: list[str] | None) -> bool:
+        """Whether it is one of those named, or of all if none is."""
+        if not only:
+            return not self.within
+        return self.name in only and self.within not in only
 
 
 PARTS = (
     Part("wire", wire.measure, wire.ESTIMATE_S),
     Part("compiled", engines.compiled, engines.COMPILED_S),
+    Part("decode", decode.alone, decode.START_S + decode.ESTIMATE_S, within="compiled"),
     Part("byte-gate", byte_gate.measure, byte_gate.ESTIMATE_S),
     Part("eager", engines.eager, engines.EAGER_S),
     Part("registration", registration.measure, registration.ESTIMATE_S),
@@ -71,7 +80,7 @@ def bench(args: argparse.Namespace, out: Path) -> int:
     manifest = host.manifest(sys.argv[1:], run.systems, args.budget_s)
     try:
         for part in PARTS:
-            if args.only and part.name not in args.only:
+            if not part.is_asked_for(args.only):
                 continue
             if not budget.allows(part.seconds / 2):
                 run.rows.add(part.name, kind="missing", reason=f"{budget.left_s:.0f} s were left")

@@ -64,15 +64,13 @@ def _cell(entry: dict[str, Any]) -> str:
 
 def _decoding(rows: Rows) -> list[str]:
     lines = []
-    for kind in ("copies", "copies-hits", "steps", "steps-hits"):
+    for kind in ("copies", "requests", "requests-hits", "steps", "steps-hits"):
         for background in (False, True):
             values = figures.intervals(rows, "decode", kind, background)
             if not values:
                 continue
-            found = rows.of("decode", kind=kind, background=background)
-            copied = sum(row["background_gb_s"] for row in found) / len(found)
             p50, p99 = (figures.percentile(values, percent) for percent in (50, 99))
-            beside = f"beside {copied:.1f} GB/s" if background else "alone"
+            beside = f"beside {_copied(rows, kind)}" if background else "alone"
             lines.append(
                 f"decoding ({kind}), {beside}: p50 {p50:.2f} p99 {p99:.2f} worst {max(values):.2f} ms"
             )
@@ -83,3 +81,11 @@ def _decoding(rows: Rows) -> list[str]:
         )
         lines[-1] += f" {row['copies']} times the prefix"
     return ["", *lines] if lines else []
+
+
+def _copied(rows: Rows, kind: str) -> str:
+    if kind == "copies":
+        restored, saved = (figures.copied_gb_s(rows, way) for way in ("restored", "saved"))
+        return f"{restored:.1f} GB/s restored and {saved:.1f} GB/s saved"
+    found = rows.of("decode", kind=kind, background=True)
+    return f"{sum(row['background_gb_s'] for row in found) / len(found):.1f} GB/s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benches.gpu import figures
 from benches.gpu.model import QWEN3_8B
@@ -13,7 +13,7 @@ from benches.gpu.rows import Rows
 from benches.gpu.settings import GIB
 from benches.gpu.systems import NATIVE, OFFLOAD, ORBITKV, PEGAFLOW
 
-LEAST_SAMPLES, LEAST_PEER_SAMPLES = 9, 5
+LEAST_SAMPLES, LEAST_PEER_SAMPLES, LEAST_PAIRS = 9, 5, 6
 # The connector's default, in milliseconds: how long restores may delay a step that decodes.
 SYNC_MAX_MS = 4.0
 MET, MISSED, NOT_RUN = "met", "MISSED", "not run"
@@ -74,20 +74,22 @@ def _ttft(rows: Rows, mode: str) -> Iterator[Verdict]:
 def _inter_token(rows: Rows) -> Iterator[Verdict]:
     alone = figures.intervals(rows, "decode", "copies", background=False)
     beside = figures.intervals(rows, "decode", "copies", background=True)
-    copied = sum(row["restored_pages"] for row in rows.of("decode", kind="copies", background=True))
+    ways = [figures.copied_gb_s(rows, way) for way in ("restored", "saved")]
     for percent, factor in ((50, 1.05), (99, 1.2)):
         name = f"inter-token latency beside copies, p{percent}"
-        if not alone or not beside or not copied:
-            yield Verdict(name, NOT_RUN, "nothing was copied" if beside else "")
+        if not alone or not beside or not all(ways):
+            yield Verdict(name, NOT_RUN, "nothing was copied one way" if beside else "")
             continue
         limit = factor * figures.percentile(alone, percent)
         yield _judged(name, figures.percentile(beside, percent), limit, "ms")
-    hits = figures.intervals(rows, "decode", "copies-hits", background=True)
-    name = "the same p99, against as many requests that hit in HBM"
+    name = "the same p99 beside requests that restore, against as many that hit in HBM"
+    beside = figures.intervals(rows, "decode", "requests", background=True)
+    hits = figures.intervals(rows, "decode", "requests-hits", background=True)
+    copied = sum(row["restored_pages"] for row in rows.of("decode", kind="requests", background=True))
     if hits and beside and copied:
         yield _judged(name, figures.percentile(beside, 99), 1.2 * figures.percentile(hits, 99), "ms")
     else:
-        yield Verdict(name, NOT_RUN, "")
+        yield Verdict(name, NOT_RUN, "nothing was restored" if beside else "")
 
 
 def _worst_step(rows: Rows) -> Iterator[Verdict]:
@@ -109,14 +111,13 @@ def _worst_step(rows: Rows) -> Iterator[Verdict]:
 
 def _misses(rows: Rows) -> Iterator[Verdict]:
     name = "throughput of misses, of that without a connector"
-    ours, native = (
-        [row["tokens_per_s"] for row in rows.of("decode", kind="misses", system=system) if not row["cached"]]
-        for system in (ORBITKV, NATIVE)
-    )
-    if ours and native:
-        yield _judged(name, statistics.median(ours) / statistics.median(native), 0.99, "x", at_least=True)
-    else:
-        yield Verdict(name, NOT_RUN)
+    ratio = figures.spread(figures.miss_ratios(rows))
+    if ratio is None or ratio["n"] < LEAST_PAIRS:
+        yield Verdict(name, NOT_RUN, f"{ratio['n']} pairs" if ratio else "")
+        return
+    judged = _judged(name, ratio["median"], 0.99, "x", at_least=True)
+    figure = f"{ratio['median']:.3f} x ({ratio['min']:.3f}..{ratio['max']:.3f}, {ratio['n']} pairs)"
+    yield replace(judged, figure=figure)
 
 
 def _registration(rows: Rows) -> Iterator[Verdict]:

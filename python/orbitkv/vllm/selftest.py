@@ -45,8 +45,8 @@ class Scratch:
         native.scatter_block(self.layout, block, payload, device=str(self.device))
 
 
-def scratch_like(regions: list[Region], native: Any) -> Scratch:
-    """`SCRATCH_BLOCKS` blocks a layer with the strides of `regions`, filled with zeros."""
+def scratch_like(regions: list[Region], native: Any, blocks: int = SCRATCH_BLOCKS) -> Scratch:
+    """`blocks` blocks a layer with the strides of `regions`, filled with zeros."""
     first = min(region.address for region in regions)
     stride = regions[0].block_stride_bytes
     # Layers that lie within one another's strides share their memory here too: each would need all of it.
@@ -55,18 +55,18 @@ def scratch_like(regions: list[Region], native: Any) -> Scratch:
         region.block_stride_bytes == stride and region.address + region.block_bytes <= first + stride
         for region in regions
     ):
-        shared = torch.zeros(SCRATCH_BLOCKS * stride, dtype=torch.uint8, device=regions[0].tensor.device)
+        shared = torch.zeros(blocks * stride, dtype=torch.uint8, device=regions[0].tensor.device)
     copies = []
     for region in regions:
         tensor = region.tensor
-        shape = (SCRATCH_BLOCKS * region.ratio, *tensor.shape[1:])
+        shape = (blocks * region.ratio, *tensor.shape[1:])
         if shared is None:
             scratch = torch.empty_strided(shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
             _storage_bytes(scratch).zero_()
         else:
             offset = (region.address - first) // tensor.element_size()
             scratch = shared.view(tensor.dtype).as_strided(shape, tensor.stride(), offset)
-        copies.append(region_of(region.layer, scratch, SCRATCH_BLOCKS, region.block_bytes))
+        copies.append(region_of(region.layer, scratch, blocks, region.block_bytes))
     return Scratch(copies, native.Layout([copy.as_tuple() for copy in copies]))
 
 
