@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -25,6 +26,7 @@ from orbitkv.vllm.hashes import why_private
 from orbitkv.vllm.log import logger
 from orbitkv.vllm.metadata import StepMetadata
 from orbitkv.vllm.namespace import page_bytes, registration
+from orbitkv.vllm.recovery import preempt_failed_restores
 from orbitkv.vllm.scheduler import SchedulerSide
 from orbitkv.vllm.settings import Settings
 from orbitkv.vllm.stats import OrbitKVPromMetrics, OrbitKVStats
@@ -85,7 +87,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
                 )
             self._scheduler = SchedulerSide(
                 registered,
-                self._settings,
+                self._recoverable(config),
                 block_tokens=self._block_tokens,
                 page_bytes=page_bytes(kv_cache),
                 world_size=config.parallel_config.world_size,
@@ -93,6 +95,14 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         else:
             rank = config.parallel_config.rank
             self._worker = WorkerSide(registered, self._settings, kv_cache, rank=rank)
+
+    def _recoverable(self, config: VllmConfig) -> Settings:
+        """The settings, without restores inside steps if the engine could not recover from a failed one."""
+        reason = preempt_failed_restores(OrbitKVConnector)
+        if reason is None or not (config.use_v2_model_runner or config.scheduler_config.async_scheduling):
+            return self._settings
+        logger.warning("OrbitKV: pages are restored between steps only: %s", reason)
+        return replace(self._settings, load_mode="async")
 
     @property
     def _block_tokens(self) -> int:
@@ -192,6 +202,10 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
             lambda side: side.finished(request_id), lambda broken: broken.finished(request_id), None
         )
         return False, None
+
+    def left_tables(self) -> list[list[int]]:
+        """For the scheduler's recovery; see `recovery`."""
+        return self._on_scheduler(lambda side: side.left_tables(), lambda _: [], [])
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         return ()

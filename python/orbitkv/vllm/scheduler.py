@@ -7,6 +7,7 @@ except `reset`.
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
@@ -25,7 +26,6 @@ from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables, Row
 from orbitkv.vllm.trace import open_trace
 from orbitkv.vllm.transfer import TransferEstimate
-from orbitkv.vllm.unsound import UnsoundBlocks
 from orbitkv.vllm.worth import Worth
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class SchedulerSide:
         self.saves = SaveBook(self._client, world_size=world_size)
         self.records: dict[str, RequestRecord] = {}
         self._tables = BlockTables(self.records)
-        self._unsound = UnsoundBlocks(block_tokens)
+        # Of requests that have left: the last step begun by then, and their blocks.
+        self._left: deque[tuple[int, list[int]]] = deque()
         self.loads: list[LoadOrder] = []
         self.step = 0
         self._ended_step = 0
@@ -147,7 +148,6 @@ class SchedulerSide:
         self._tables.allocated(record, table)
         if was_waiting:
             self._sharing.admitted(record)
-            self._unsound.table(request.request_id, table[: record.local_blocks])
         else:
             self._sharing.forget(request.request_id)
         answer, record.answer = record.answer, None
@@ -200,9 +200,6 @@ class SchedulerSide:
             self._trace_first_uses(output)
         rows = self._tables.scheduled(output)
         fresh = self._tables.take_fresh()
-        self._unsound.reused(fresh)
-        if self._unsound.is_watching:
-            self._fail_reads_of_unsound(rows)
         self.saves.collect_answers()
         orders, fences = self.saves.dispatch(self._ended_step, fresh)
         self._offer(rows)
@@ -225,12 +222,6 @@ class SchedulerSide:
                 record.is_unused = False
                 if record.restored:
                     self._trace.event("first_use", request_id, pages=len(record.restored))
-
-    def _fail_reads_of_unsound(self, rows: list[Row]) -> None:
-        """The engine counts blocks as computed that are not. It drops what it computes from them in this
-        step, as it would had their restore failed in it."""
-        for request_id, blocks in self._unsound.read_in(rows).items():
-            self.loads.append(LoadOrder(request_id, None, blocks, is_async=False))
 
     def _offer(self, rows: list[Row]) -> None:
         """Offers blocks that are full at the end of this step, as far as they have a hash. While the manager
@@ -270,6 +261,8 @@ class SchedulerSide:
         if output.invalid_block_ids:
             self._restore_failed(set(output.invalid_block_ids), report.step)
         self._ended_step = max(self._ended_step, report.step)
+        while self._left and self._left[0][0] <= self._ended_step:
+            self._left.popleft()
         self._counts_due = bool(report.ended_saves)
         for save_id, ranks in report.ended_saves.items():
             self.saves.save_ended(save_id, ranks)
@@ -285,18 +278,16 @@ class SchedulerSide:
             if position is not None:
                 record.fail_from(position)
                 self._sharing.forget(record.request.request_id)
-                self._unsound.add(record.blocks[position:])
                 was_computed_on = was_computed_on or record.phase is Phase.RUNNING
-        # Of a request that is gone, the engine may still have the blocks in its prefix cache.
-        for block in invalid:
-            self._unsound.add([block])
-        for request_id, record in self.records.items():
-            self._unsound.table(request_id, record.blocks)
         if was_computed_on:
             for page in self.saves.drop_since(step):
                 owner = self.records.get(page.request_id)
                 if owner is not None:
                     owner.considered = min(owner.considered, page.position)
+
+    def left_tables(self) -> list[list[int]]:
+        """Blocks of requests that have left while a step was under way, which may have computed on them."""
+        return [table for _, table in self._left]
 
     def take_counts(self) -> dict[str, int | float]:
         """What this side has counted since the last call, by the names of `stats.COUNTERS`, and what it
@@ -334,10 +325,11 @@ class SchedulerSide:
         self._lookahead.left(request_id)
         self._estimate.finished(request_id)
         self._sharing.forget(request_id)
-        self._unsound.finished(request_id)
         record = self.records.pop(request_id, None)
         if record is not None:
             record.close_lookup()
+            if self.step > self._ended_step:
+                self._left.append((self.step, record.blocks))
 
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should step on for the saves. True for a bounded time only."""

@@ -74,14 +74,6 @@ def test_first_one_is_aborted_before_it_computes(engine: Engine, holds: Holds, n
     assert_right(engine, prompts, cold)
 
 
-def test_first_one_is_preempted_before_it_computes(engine: Engine, holds: Holds, new_prompt: Prompts) -> None:
-    prompts, cold = failed_for(engine, holds, new_prompt, 3)
-    first = engine.request("r-0")
-    engine.scheduler.running.remove(first)
-    engine.scheduler._preempt_request(first, 0.0)
-    assert_right(engine, prompts, cold)
-
-
 def test_all_are_aborted_and_others_come(engine: Engine, holds: Holds, new_prompt: Prompts) -> None:
     """The blocks are in the engine's prefix cache, with what did not land in one of them."""
     prompts, cold = failed_for(engine, holds, new_prompt, 2)
@@ -92,15 +84,20 @@ def test_all_are_aborted_and_others_come(engine: Engine, holds: Holds, new_promp
     assert_right(engine, prompts, cold)
 
 
-def test_control_of_vllm_alone(
+def test_all_go_back_to_those_that_wait(engine: Engine, holds: Holds, new_prompt: Prompts) -> None:
+    """What is sound in front of the bad block is found again."""
+    prompts, cold = failed_for(engine, holds, new_prompt, 3)
+    assert not engine.scheduler.running
+    assert [engine.request(name).num_preemptions for name in prompts] == [1, 1, 1]
+    results = engine.finish(cold)
+    assert {name: result.tokens for name, result in results.items()} == cold
+
+
+def test_control_bad_blocks_that_stay_in_the_prefix_cache_are_read(
     engine: Engine, holds: Holds, new_prompt: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With nobody to watch over the blocks the others read them."""
-    side = engine.scheduler.connector._scheduler
-    monkeypatch.setattr(side._unsound, "read_in", lambda rows: {})
+    monkeypatch.setattr(engine.scheduler.kv_cache_manager, "evict_blocks", lambda blocks: None)
     _, cold = failed_for(engine, holds, new_prompt, 4)
-    engine.abort("r-0")
-    del cold["r-0"]
     results = engine.finish(cold)
     assert all(results[name].tokens != right for name, right in cold.items())
     engine.settle()
