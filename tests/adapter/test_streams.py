@@ -6,10 +6,12 @@ The device is pretended: its memory is the host's, and its streams are numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer import kv_transfer_state
 
 TOKENS = list(range(100, 118))  # 4 full blocks of 4 tokens and 2 tokens more
 LAYERS = 3
@@ -277,3 +279,80 @@ def test_restores_are_timed_by_their_copies(make_device_engine: Any, mini: Any, 
         manager.loads[-1].poll()
         report = engine.step().kv_connector_worker_meta
         assert (report.loaded_bytes, report.load_seconds) == expected
+
+
+@pytest.fixture
+def in_one_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Makes an engine's worker the one of this process, as the engine does."""
+    return lambda engine: monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", engine.worker)
+
+
+def scheduled(engine: Any, mini: Any, b: Any, table: list[int], **changes: Any) -> Any:
+    """The step of a restore, as far as the scheduler."""
+    output = mini.output(new=[(b, table, 16, 2)])
+    for name, value in changes.items():
+        setattr(output, name, value)
+    return engine.connector.build_connector_meta(output)
+
+
+def test_a_restore_begins_when_the_scheduler_has_decided_on_it(
+    make_device_engine: Any, mini: Any, manager: Any, in_one_process: Callable[[Any], None]
+) -> None:
+    engine = make_device_engine(load_mode="sync")
+    in_one_process(engine)
+    b, table, saved = begin_restore(engine, mini, manager)
+    step(engine, mini, b, table)
+    calls = [call for call, _ in manager.stream_calls]
+    assert calls == ["restore"], "once, and it has landed before a layer is asked for"
+    assert [engine.content(block) for block in table[:4]] == saved
+
+    manager.stream_calls.clear()
+    engine.finish(b, table)
+    c, other, _ = begin_restore(engine, mini, manager, "c")
+    scheduled(engine, mini, c, other)
+    assert [call for call, _ in manager.stream_calls] == ["restore"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"new_block_ids_to_zero": [1]}, {"kv_cache_block_copies": [object()]}],
+    ids=["zeroed", "copied"],
+)
+def test_not_before_the_engine_has_written_to_blocks(
+    make_device_engine: Any,
+    mini: Any,
+    manager: Any,
+    in_one_process: Callable[[Any], None],
+    changes: dict[str, Any],
+) -> None:
+    engine = make_device_engine(load_mode="sync")
+    in_one_process(engine)
+    b, table, _ = begin_restore(engine, mini, manager)
+    scheduled(engine, mini, b, table, **changes)
+    assert manager.stream_calls == []
+
+
+def test_not_from_another_thread_or_for_another_engine(
+    make_device_engine: Any, mini: Any, manager: Any, in_one_process: Callable[[Any], None]
+) -> None:
+    engine = make_device_engine(load_mode="sync")
+    in_one_process(engine)
+    b, table, _ = begin_restore(engine, mini, manager)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(scheduled, engine, mini, b, table).result()
+    assert manager.stream_calls == []
+    engine.finish(b, table)
+    c, other, _ = begin_restore(engine, mini, manager, "c")
+    engine.worker._engine_id = "another"
+    scheduled(engine, mini, c, other)
+    assert manager.stream_calls == []
+
+
+def test_not_of_restores_between_steps(
+    make_device_engine: Any, mini: Any, manager: Any, in_one_process: Callable[[Any], None]
+) -> None:
+    engine = make_device_engine(load_mode="async")
+    in_one_process(engine)
+    begin_restore(engine, mini, manager)
+    assert len(engine.connector.build_connector_meta(mini.output()).loads) == 1
+    assert manager.stream_calls == []

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -68,6 +69,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.parse(vllm_config.kv_transfer_config.kv_connector_extra_config, os.environ)
+        self._engine_id = vllm_config.kv_transfer_config.engine_id
         self._scheduler: SchedulerSide | BrokenScheduler | None = None
         self._worker: WorkerSide | BrokenWorker | None = None
         if (reason := why_unsupported(vllm_config, kv_cache_config)) is not None:
@@ -182,11 +184,24 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         )
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        return self._on_scheduler(
+        metadata = self._on_scheduler(
             lambda side: side.build_metadata(scheduler_output),
             lambda broken: broken.build_metadata(set(scheduler_output.num_scheduled_tokens)),
             StepMetadata(step=0),
         )
+        if any(not load.is_async for load in metadata.loads):
+            self._begin_early(scheduler_output, metadata)
+        return metadata
+
+    def _begin_early(self, output: SchedulerOutput, metadata: StepMetadata) -> None:
+        """The step will wait for its restores, so they begin now, if the worker is in this process: until it
+        asks for them, the engine prepares the step's inputs for milliseconds."""
+        if output.new_block_ids_to_zero or output.kv_cache_block_copies or not has_kv_transfer_group():
+            # The runner is still to write to blocks, or is elsewhere.
+            return
+        worker = get_kv_transfer_group()
+        if isinstance(worker, OrbitKVConnector) and worker._engine_id == self._engine_id:
+            worker._on_worker(lambda side: side.begin_early(metadata), lambda _: None, None)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         self._on_scheduler(lambda side: side.take_output(connector_output), lambda _: None, None)

@@ -7,6 +7,7 @@ host sees that a layer's copies are queued, and goes on.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,7 @@ class WorkerSide:
         self._page_bytes = 0
         self._layers: dict[str, int] = {}
         self._waits_before_forward = False
+        self._thread = 0  # that feeds the device
         self.step = 0
         self.loads_step = 0  # last step whose loads have all been taken in
         self._sync: list[_Load] = []
@@ -109,6 +111,7 @@ class WorkerSide:
         try:
             regions = regions_of(kv_caches, self._kv_cache)
             self._device = KVDevice(regions[0].tensor.device)
+            self._thread = threading.get_ident()
             scratch = scratch_like(regions, native)
             if (difference := probe_layout(scratch, native)) is not None:
                 return f"layout self-test failed: {difference}"
@@ -160,8 +163,17 @@ class WorkerSide:
 
     # Saves ------------------------------------------------------------------------------------------------
 
+    def begin_early(self, metadata: StepMetadata) -> None:
+        """The scheduler has just decided on the step. On the thread that feeds the device, all that was
+        launched comes before the loads by now, and they need not wait for the step's inputs to be made."""
+        if self._device.has_streams and threading.get_ident() == self._thread and not self._sync:
+            self.begin_step(metadata)
+            self._begin_loads(metadata)
+
     def begin_step(self, metadata: StepMetadata) -> None:
-        """Called before anything of this step writes to a block."""
+        """Called before anything of this step writes to a block. Does nothing the second time."""
+        if metadata.step == self.step:
+            return
         self.step = metadata.step
         self._say_verdict()
         fences = list(metadata.fences)
@@ -214,6 +226,13 @@ class WorkerSide:
     def start_loads(self, metadata: StepMetadata, *, layers_are_called: bool) -> None:
         """Hands this step's loads to the client. `layers_are_called` is False where the engine runs the whole
         forward pass without asking for layers; loads of this step are then awaited here."""
+        self._begin_loads(metadata)
+        if self._waits_before_forward or not layers_are_called:
+            self._wait_layers(max(len(self._layers), 1) - 1)
+
+    def _begin_loads(self, metadata: StepMetadata) -> None:
+        if metadata.step == self.loads_step:
+            return
         for order in metadata.loads:
             load = _Load(order, self._restore(order), time.monotonic())
             if load.native is not None:
@@ -223,8 +242,6 @@ class WorkerSide:
             else:
                 self._sync.append(load)
         self.loads_step = metadata.step
-        if self._waits_before_forward or not layers_are_called:
-            self._wait_layers(max(len(self._layers), 1) - 1)
 
     def _restore(self, order: LoadOrder) -> Any:
         if order.ticket is None or self._client is None:
