@@ -172,21 +172,48 @@ fn a_fenced_scheduler_s_waiting_copies_are_given_up_before_the_answer() {
 }
 
 #[test]
-fn a_ticket_queued_under_a_lost_session_never_runs_under_the_next() {
+fn of_a_lost_session_a_queued_save_never_runs_and_a_queued_restore_does() {
     let (world, client, peer) = world();
     let (save_held, load_held) = (Held::new("copy_save"), Held::new("copy_restore"));
-    let before = (world.kv.bytes(), world.pool.bytes());
+    let before = world.pool.bytes();
     let save = client.save(&save_ticket(&[3]).encode(), &[6]).unwrap();
     let load = client.restore(&world.pool.restore_ticket(&[4]).encode(), &[2]).unwrap();
     save_held.wait_reached(1);
     load_held.wait_reached(1);
     drop(peer);
-    let (mut peer, _) = world.manager.welcome(8);
-    peer.send_segment(0, &world.pool.segment);
+    let (mut peer, hello) = world.manager.welcome(8);
+    assert_eq!(hello.resume, Some(Resume { session: 2, copies_ended: false }), "its lease stands");
+    // The same number in the new session, other memory.
+    let other = Pool::new();
+    peer.send_segment(0, &other.segment);
     drop((save_held, load_held));
     assert!(save.wait(LONG) && load.wait(LONG));
-    assert_eq!((save.committed(), load.failed_blocks()), (0, vec![2]));
-    assert!((world.kv.bytes(), world.pool.bytes()) == before);
+    assert_eq!((save.committed(), load.failed_blocks()), (0, vec![]));
+    assert!(world.kv.payload(2) == world.pool.payload(4) && world.pool.bytes() == before);
+    let said: Vec<_> = (0..2).map(|_| peer.next()).collect();
+    assert!(said.iter().any(|frame| frame.kind == Kind::CopiesEnded), "and ends now");
+    wait_for("the old map is gone", || world.pool.maps() == 1);
+}
+
+#[test]
+fn a_restore_that_comes_when_the_manager_has_just_died_is_carried_out() {
+    let (world, client, peer) = world();
+    let before = world.pool.bytes();
+    drop(peer);
+    wait_for("the connection is lost", || !client.connected());
+    let save = client.save(&save_ticket(&[3]).encode(), &[6]).unwrap();
+    assert!(save.poll() && save.committed() == 0, "nobody would commit it");
+    let load = client.restore(&world.pool.restore_ticket(&[4]).encode(), &[2]).unwrap();
+    assert!(load.wait(LONG) && load.failed_blocks().is_empty());
+    assert!(world.kv.payload(2) == world.pool.payload(4) && world.pool.bytes() == before);
+
+    let (_peer, hello) = world.manager.welcome(8);
+    assert_eq!(hello.resume, Some(Resume { session: 2, copies_ended: true }));
+    // What was promised before is not any more: a manager that lives has given those pages away.
+    let load = client.restore(&world.pool.restore_ticket(&[5]).encode(), &[3]).unwrap();
+    assert!(load.poll());
+    assert_eq!(load.failed_blocks(), [3]);
+    wait_for("the old map is gone", || world.pool.maps() == 1);
 }
 
 #[test]

@@ -111,7 +111,8 @@ impl Copier {
             if stopping && self.running.is_empty() && self.chores.is_empty() {
                 return;
             }
-            self.work.signal.wait(if self.parked { RECHECK } else { IDLE });
+            let idle = self.work.departed_for(Instant::now()).unwrap_or(IDLE);
+            self.work.signal.wait(if self.parked { RECHECK } else { idle });
         }
     }
 
@@ -293,14 +294,14 @@ impl Copier {
             // Not in the loop's head: the lock would be held all through its body.
             let next = self.work.lock().loads.pop_front();
             let Some(job) = next else { break };
-            if job.wants_abort() || self.work.is_void(job.origin) {
+            if job.wants_abort() || self.work.bars(&job) {
                 job.fail_all();
                 self.finish_load(&job);
             } else if held && !job.origin.probe {
                 note(&job.noted, hooks::COPY_RESTORE);
                 self.parked = true;
                 later.push(job);
-            } else if self.awaits_segment(&job.parts, job.accepted) {
+            } else if !job.has_memory() && self.awaits_segment(&job.parts, job.accepted) {
                 later.push(job);
             } else {
                 self.start_load(&job);
@@ -321,12 +322,12 @@ impl Copier {
 
     fn start_load(&mut self, job: &Arc<LoadJob>) {
         let fault = hooks::switch(hooks::RESTORE_FAULT);
-        let segments = self.work.segments_of(job.origin, &job.parts);
+        let segments = job.take_memory();
         let (mut pages, mut groups, mut checks) = (Vec::new(), Vec::new(), Vec::new());
         for LoadSection { layout, pages: places } in &job.sections {
             let mut pairs = Vec::with_capacity(places.len());
             for i in places.clone() {
-                let segment = segments[i].clone();
+                let segment = segments.get(i).cloned().flatten();
                 let source = segment.and_then(|segment| self.source(job, layout, &job.parts[i], segment));
                 let Some(Source { memory, offset, to_check }) = source else {
                     job.fail(i);

@@ -1,7 +1,7 @@
 //! One restore.
 
 use super::device::of_cuda;
-use super::state::{Origin, Work};
+use super::state::{Origin, Segment, Work};
 use crate::ClientError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock};
@@ -31,6 +31,8 @@ pub(crate) struct LoadJob {
     /// The last use of the blocks before it, on the engine's stream.
     pub(crate) order: StreamOrder,
     pub(crate) accepted: Instant,
+    /// Segments of those parts, as far as they are there, until it starts.
+    memory: Mutex<Vec<Option<Segment>>>,
     /// Its arrival at the hold point has been counted.
     pub(crate) noted: AtomicBool,
     abort: AtomicBool,
@@ -63,6 +65,7 @@ impl LoadJob {
             parts,
             order,
             accepted: Instant::now(),
+            memory: Mutex::default(),
             noted: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             progress: OnceLock::new(),
@@ -73,6 +76,22 @@ impl LoadJob {
             ended: AtomicBool::new(false),
             waiters: Waiters::default(),
         }
+    }
+
+    /// Segments by part, as far as they are there by now.
+    pub(crate) fn supply(&self, segments: Vec<Option<Segment>>) {
+        *self.memory.lock().unwrap_or_else(PoisonError::into_inner) = segments;
+    }
+
+    /// Whether it can be copied without any further segment.
+    pub(crate) fn has_memory(&self) -> bool {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.len() == self.parts.len() && memory.iter().all(Option::is_some)
+    }
+
+    /// Gives up what it has.
+    pub(crate) fn take_memory(&self) -> Vec<Option<Segment>> {
+        std::mem::take(&mut *self.memory.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn bytes(&self) -> u64 {

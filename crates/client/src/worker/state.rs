@@ -14,6 +14,7 @@ use orbitkv_wire::{Resume, SLOT_HEADER_BYTES, Slot};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most restores, and most pages of saves, accepted and not ended.
 pub(super) const MAX_LOADS: usize = 4096;
@@ -22,6 +23,10 @@ pub(super) const MAX_SAVE_PAGES: usize = 65_536;
 const MAX_SEGMENTS: usize = 65_536;
 /// Ended sessions that are said again. Of older ones the manager learns when the process ends, at the latest.
 const MAX_SAID: usize = 64;
+
+/// How long a lost connection's segments stay mapped, and restores of its tickets are taken, while nobody has been
+/// told that its copies have ended. What a scheduler was promised before is asked for within milliseconds.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Whose copy it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +60,22 @@ impl Segment {
     }
 }
 
+/// A connection that was lost. Its leases stand, as the manager knows it, until this worker says that its copies have
+/// ended, or for good if the manager is gone: nobody else writes to those pages.
+struct Departed {
+    session: Session,
+    segments: HashMap<u32, Segment>,
+    since: Instant,
+}
+
 #[derive(Default)]
 pub(super) struct Inner {
     /// Tickets are accepted for it.
     pub(super) session: Option<Session>,
     /// The newest session, ended or not.
     last: Option<Session>,
+    /// The last one, from its end to the next hello.
+    departed: Option<Departed>,
     /// Scheduler sessions up to this number get no copy any more. Numbers of a manager run only grow, and
     /// an instance has one scheduler at a time.
     fenced_through: u64,
@@ -127,13 +142,14 @@ impl Work {
         job: impl FnOnce(Origin) -> LoadJob,
     ) -> Result<(Arc<LoadJob>, Admission), ClientError> {
         let mut inner = self.lock();
-        let admission = inner.admit(ticket, probe, inner.live_loads < MAX_LOADS)?;
+        let admission = inner.admit(ticket, probe, inner.live_loads < MAX_LOADS, inner.of_restores())?;
         let origin = match &admission {
             Admission::Accepted(origin) | Admission::Full(origin) => *origin,
             Admission::Stale => origin_of(ticket, 0, probe),
         };
         let job = Arc::new(job(origin));
         if matches!(admission, Admission::Accepted(_)) {
+            job.supply(inner.memory_of(&job.parts));
             inner.enter(origin);
             inner.live_loads += 1;
             inner.loads.push_back(Arc::clone(&job));
@@ -156,7 +172,7 @@ impl Work {
     ) -> Result<Admission, ClientError> {
         let mut inner = self.lock();
         let fits = inner.live_save_pages + count <= MAX_SAVE_PAGES;
-        let admission = inner.admit(ticket, probe, fits)?;
+        let admission = inner.admit(ticket, probe, fits, inner.session)?;
         let Admission::Accepted(origin) = admission else {
             if !probe {
                 add(&self.stats.stale_tickets, 1);
@@ -300,23 +316,39 @@ impl Work {
     /// The session ended. Restores go on, from pages that stay in custody; saves can never be committed.
     pub(super) fn disconnected(&self) {
         let mut inner = self.lock();
-        inner.session = None;
         inner.fences.clear();
-        // Copies hold their own segments; the others are unmapped when the device has forgotten them.
-        let gone = std::mem::take(&mut inner.segments);
         self.stop_saves(&mut inner, |_| true);
+        if let Some(session) = inner.session.take() {
+            let segments = std::mem::take(&mut inner.segments);
+            inner.departed = Some(Departed { session, segments, since: Instant::now() });
+        }
         drop(inner);
-        gone.into_values().for_each(|segment| self.forget(segment));
         self.signal.raise();
+    }
+
+    /// Forgets a lost connection whose time is over at `now`; how much it has left.
+    pub(super) fn departed_for(&self, now: Instant) -> Option<Duration> {
+        let mut inner = self.lock();
+        let left = GRACE.saturating_sub(now.saturating_duration_since(inner.departed.as_ref()?.since));
+        if !left.is_zero() && !inner.stopping {
+            return Some(left);
+        }
+        let gone = inner.departed.take();
+        drop(inner);
+        self.forget_all(gone);
+        None
     }
 
     /// What the next hello says of the last session.
     pub(super) fn resume(&self) -> Option<Resume> {
         let mut inner = self.lock();
         let last = inner.last?;
-        // No copy can start for it: tickets are accepted for the present session only.
+        // From here on no ticket of it is taken. Its copies hold their own segments.
+        let gone = inner.departed.take();
         let copies_ended = !inner.live.contains_key(&last.number);
         inner.attested_in_hello = copies_ended;
+        drop(inner);
+        self.forget_all(gone);
         Some(Resume { session: last.number, copies_ended })
     }
 
@@ -341,6 +373,13 @@ impl Work {
         }
         self.signal.raise();
         Ok(())
+    }
+
+    fn forget_all(&self, departed: Option<Departed>) {
+        departed
+            .into_iter()
+            .flat_map(|gone| gone.segments.into_values())
+            .for_each(|segment| self.forget(segment));
     }
 
     fn forget(&self, segment: Segment) {
@@ -385,8 +424,19 @@ impl Work {
         self.lock().is_void(origin)
     }
 
-    /// The segments of those parts, of the session that the tickets were accepted in: another manager run
-    /// gives the same numbers to other memory.
+    /// Gives a restore the segments that have come since it was accepted, and says whether it may not start. One that
+    /// has all of its memory outlives its connection: it was counted among the copies of that before anybody was told
+    /// that they have ended.
+    pub(super) fn bars(&self, job: &LoadJob) -> bool {
+        let inner = self.lock();
+        if !inner.is_void(job.origin) && !job.has_memory() {
+            job.supply(inner.memory_of(&job.parts));
+        }
+        inner.is_closed_to(job.origin) || inner.is_void(job.origin) && !job.has_memory()
+    }
+
+    /// The segments of those parts, of the session that the ticket was accepted in: another manager run gives the same
+    /// numbers to other memory.
     pub(super) fn segments_of(&self, origin: Origin, parts: &[PagePart]) -> Vec<Option<Segment>> {
         let inner = self.lock();
         let void = inner.is_void(origin);
@@ -409,11 +459,17 @@ fn origin_of(ticket: &Ticket, session: u64, probe: bool) -> Origin {
 }
 
 impl Inner {
-    fn admit(&self, ticket: &Ticket, probe: bool, fits: bool) -> Result<Admission, ClientError> {
+    fn admit(
+        &self,
+        ticket: &Ticket,
+        probe: bool,
+        fits: bool,
+        session: Option<Session>,
+    ) -> Result<Admission, ClientError> {
         if self.stopping {
             return Err(ClientError::Closed);
         }
-        let Some(session) = self.session.filter(|_| !self.lost) else { return Ok(Admission::Stale) };
+        let Some(session) = session.filter(|_| !self.lost) else { return Ok(Admission::Stale) };
         let fenced = !probe && ticket.scheduler <= self.fenced_through;
         if ticket.boot != session.boot || ticket.issued_us < session.welcomed_us || fenced {
             return Ok(Admission::Stale);
@@ -422,10 +478,27 @@ impl Inner {
         Ok(if fits { Admission::Accepted(origin) } else { Admission::Full(origin) })
     }
 
+    /// The session of which restores are taken: the present one, or that which has just been lost.
+    fn of_restores(&self) -> Option<Session> {
+        self.session.or_else(|| self.departed.as_ref().map(|departed| departed.session))
+    }
+
+    /// The segments of those parts, of that session.
+    fn memory_of(&self, parts: &[PagePart]) -> Vec<Option<Segment>> {
+        let of_departed = self.departed.as_ref().filter(|_| self.session.is_none());
+        let segments = of_departed.map_or(&self.segments, |departed| &departed.segments);
+        parts.iter().map(|part| segments.get(&part.segment).cloned()).collect()
+    }
+
     fn is_void(&self, origin: Origin) -> bool {
         let present = self.session.is_some_and(|s| s.number == origin.session);
+        !present || self.is_closed_to(origin)
+    }
+
+    /// Whatever its session.
+    fn is_closed_to(&self, origin: Origin) -> bool {
         let fenced = !origin.probe && origin.scheduler <= self.fenced_through;
-        !present || fenced || self.stopping || self.lost
+        fenced || self.stopping || self.lost
     }
 
     fn enter(&mut self, origin: Origin) {
