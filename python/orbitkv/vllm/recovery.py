@@ -21,6 +21,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from orbitkv.vllm.log import logger
+
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
@@ -86,4 +88,6 @@ def _preempt_holders(scheduler: Scheduler, invalid: set[int]) -> set[str]:
         scheduler.kv_cache_manager.evict_blocks(bad)
         scheduler._preempt_request(request, now, drop_stale_output=True)
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
+    if holders:
+        logger.warning("OrbitKV: a restore failed, %d requests are computed again", len(holders))
     return {request.request_id for request, _ in holders}
