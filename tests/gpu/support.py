@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from benches.gpu.growth import grow
@@ -31,19 +30,11 @@ class Engines:
         self._managers.append(self._site.new_manager("--segment-size", "128mib", *flags))
         return self._managers[-1]
 
-    def begin(
-        self,
-        manager: Manager | None,
-        *,
-        module: str = "orbitkv.vllm",
-        connector: dict[str, Any] | None = None,
-        **changes: Any,
-    ) -> System:
+    def begin(self, manager: Manager | None, *, module: str = "orbitkv.vllm", **changes: Any) -> System:
         """An engine on that manager, or without a connector; `wait_started` of it is the caller's."""
         name = NATIVE if manager is None else ORBITKV
         settings = self.settings.with_(**changes)
-        site = replace(self._site, connector={**self._site.connector, **(connector or {})})
-        self._systems.append(begin(name, settings, site, manager=manager, module=module))
+        self._systems.append(begin(name, settings, self._site, manager=manager, module=module))
         return self._systems[-1]
 
     def start(self, manager: Manager | None, **options: Any) -> System:
