@@ -8,15 +8,15 @@ back: if the engine gives it to someone else first, the page is copied at once (
 
 from __future__ import annotations
 
-import enum
 import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orbitkv.vllm.metadata import SaveOrder
 from orbitkv.vllm.native import load_native
+from orbitkv.vllm.run import Run, stretches
 
 # Pages offered and not dispatched, in total and of one request. Over them a block is offered in a later step.
 MAX_OPEN_PAGES = 16384
@@ -25,39 +25,6 @@ MAX_OPEN_PAGES_PER_REQUEST = 4096
 # milliseconds, so the first try comes soon and each later one after twice as long, 0.6 s in all.
 MAX_BUSY_RETRIES = 7
 BUSY_RETRY_S = 0.005
-
-
-class PageState(enum.Enum):
-    """Where an offered page is."""
-
-    OFFERED = enum.auto()
-    GRANTED = enum.auto()
-    BUSY = enum.auto()
-    CLOSED = enum.auto()  # dispatched, present already, refused or given up
-
-
-@dataclass(eq=False)
-class Page:
-    """One full block to be saved. `position` counts blocks from the start of its request."""
-
-    request_id: str
-    position: int
-    block_hash: bytes
-    parent: bytes | None
-    block: int
-    step: int  # whose forward pass completes the block
-    state: PageState = PageState.OFFERED
-    retries: int = 0
-    retry_at: float = 0.0  # on the monotonic clock
-
-
-@dataclass(eq=False)
-class _Batch:
-    """Pages of one reservation, in its order."""
-
-    reservation: Any
-    pages: list[Page]
-    is_answered: bool = False
 
 
 @dataclass
@@ -74,10 +41,14 @@ class SaveBook:
         self._client = client
         self._world_size = world_size
         self._native = load_native()
-        self._batches: list[_Batch] = []
-        self._busy: list[Page] = []
-        self._open_by_block: dict[int, Page] = {}
+        # Reserved, and not all dispatched or given up.
+        self._runs: list[Run] = []
+        # To be reserved again.
+        self._busy: list[Run] = []
+        # A page of a run is open while its block leads to the run.
+        self._open: dict[int, Run] = {}
         self._open_by_request: Counter[str] = Counter()
+        # Of open pages and of those being copied.
         self._hashes: set[bytes] = set()
         self._dispatched: dict[int, _Dispatched] = {}
         self._reading: dict[int, int] = {}  # block id to save id
@@ -87,74 +58,117 @@ class SaveBook:
     @property
     def has_work(self) -> bool:
         """A page waits for an answer, a second try, a dispatch, or the end of its copy."""
-        return bool(self._batches or self._busy or self._dispatched)
+        return bool(self._runs or self._busy or self._dispatched)
 
     @property
     def open_pages(self) -> int:
         """Pages offered and not yet dispatched."""
-        return len(self._open_by_block)
+        return len(self._open)
 
     def room(self, request_id: str) -> int:
         """How many more pages of a request may be offered now."""
-        total = MAX_OPEN_PAGES - len(self._open_by_block)
+        total = MAX_OPEN_PAGES - len(self._open)
         return max(0, min(total, MAX_OPEN_PAGES_PER_REQUEST - self._open_by_request[request_id]))
 
-    def offer(self, pages: Iterable[Page]) -> None:
+    def offer(self, run: Run) -> None:
         """Asks for slots. Pages that are on their way already, for whichever request, are left out."""
-        run: list[Page] = []
-        for page in pages:
-            is_known = page.block_hash in self._hashes or page.block in self._open_by_block
-            if run and (is_known or run[-1].block_hash != page.parent):
-                self._reserve(run)
-                run = []
-            if not is_known:
-                run.append(page)
-        if run:
+        known_hashes, known_blocks = self._hashes, self._open.keys()
+        if known_hashes.isdisjoint(run.hashes) and known_blocks.isdisjoint(run.blocks):
             self._reserve(run)
+            return
+        unknown = [
+            index
+            for index, (block_hash, block) in enumerate(zip(run.hashes, run.blocks, strict=True))
+            if block_hash not in known_hashes and block not in known_blocks
+        ]
+        for begin, end in stretches(unknown):
+            self._reserve(run.part(begin, end))
 
-    def _reserve(self, run: list[Page]) -> None:
-        blob = self._native.pad_hashes([page.block_hash for page in run])
-        parent = self._native.pad_hashes([run[0].parent]) if run[0].parent is not None else None
-        reservation = self._client.reserve(blob, parent=parent, first_depth=run[0].position, group=0)
-        for page in run:
-            page.state = PageState.OFFERED
-            self._hashes.add(page.block_hash)
-            self._open_by_block[page.block] = page
-            self._open_by_request[page.request_id] += 1
-        self._batches.append(_Batch(reservation, run))
+    def _reserve(self, run: Run) -> None:
+        pad = self._native.pad_hashes
+        parent = pad([run.parent]) if run.parent is not None else None
+        run.reservation = self._client.reserve(pad(run.hashes), parent=parent, first_depth=run.first, group=0)
+        self._hashes.update(run.hashes)
+        self._hold(run)
+        self._runs.append(run)
+
+    def _hold(self, run: Run) -> None:
+        """All of its pages are open from now on."""
+        self._open.update(dict.fromkeys(run.blocks, run))
+        run.open = len(run.blocks)
+        self._open_by_request[run.request_id] += run.open
+
+    def _let_go(self, run: Run, indices: Sequence[int]) -> None:
+        """Pages that were open are not any more; their hashes stay known."""
+        for index in indices:
+            del self._open[run.blocks[index]]
+        run.open -= len(indices)
+        left = self._open_by_request[run.request_id] - len(indices)
+        if left > 0:
+            self._open_by_request[run.request_id] = left
+        else:
+            del self._open_by_request[run.request_id]
+
+    def _close(self, run: Run, indices: Sequence[int]) -> None:
+        """Open pages are present already, refused or given up."""
+        self._let_go(run, indices)
+        if len(indices) == len(run.hashes):
+            self._hashes.difference_update(run.hashes)
+        else:
+            self._hashes.difference_update([run.hashes[index] for index in indices])
+
+    def _open_of(self, run: Run) -> Sequence[int]:
+        """Indices of the run's open pages."""
+        if run.open == len(run.blocks):
+            return range(run.open)
+        return [index for index, block in enumerate(run.blocks) if self._open.get(block) is run]
 
     def collect_answers(self) -> None:
         """Takes in what the manager has answered so far, and asks again where it said "busy" a while ago."""
         now = time.monotonic()
-        for batch in self._batches:
-            if not batch.is_answered and batch.reservation.poll():
-                batch.is_answered = True
-                self._take_answer(batch, now)
-        due = [page for page in self._busy if page.retry_at <= now]
-        if due:
-            self._busy = [page for page in self._busy if page.retry_at > now]
-            for page in due:
-                self._close(page)
-            # A page belongs to one reservation for good: asking again makes a new one.
-            self.offer(replace(page, state=PageState.OFFERED) for page in due)
+        for run in self._runs:
+            if not run.is_answered and run.reservation.poll():
+                run.is_answered = True
+                self._take_answer(run, now)
+        if self._busy:
+            due = [run for run in self._busy if run.retry_at <= now]
+            self._busy = [run for run in self._busy if run.retry_at > now]
+            for run in due:
+                indices = self._open_of(run)
+                self._close(run, indices)
+                # A page belongs to one reservation for good: asking again makes a new one.
+                for begin, end in stretches(indices):
+                    self._reserve(run.part(begin, end))
 
-    def _take_answer(self, batch: _Batch, now: float) -> None:
-        statuses = batch.reservation.statuses()
-        if len(statuses) != len(batch.pages):
-            statuses = [self._native.GRANT_REFUSED] * len(batch.pages)
-        for page, status in zip(batch.pages, statuses, strict=True):
-            if page.state is not PageState.OFFERED:
-                continue
-            if status == self._native.GRANT_SLOTS:
-                page.state = PageState.GRANTED
-            elif status == self._native.GRANT_BUSY and page.retries < MAX_BUSY_RETRIES:
-                page.state = PageState.BUSY
-                page.retry_at = now + BUSY_RETRY_S * 2**page.retries
-                page.retries += 1
-                self._busy.append(page)
-            else:
-                self.counters["exists" if status == self._native.GRANT_EXISTS else "refused"] += 1
-                self._close(page)
+    def _take_answer(self, run: Run, now: float) -> None:
+        native = self._native
+        statuses = run.reservation.statuses()
+        if len(statuses) != len(run.blocks):
+            statuses = [native.GRANT_REFUSED] * len(run.blocks)
+        indices = self._open_of(run)
+        if statuses.count(native.GRANT_EXISTS) == len(statuses):
+            self.counters["exists"] += len(indices)
+            self._close(run, indices)
+            return
+        by_status: dict[int, list[int]] = {}
+        for index in indices:
+            by_status.setdefault(statuses[index], []).append(index)
+        run.granted = by_status.pop(native.GRANT_SLOTS, [])
+        if run.retries < MAX_BUSY_RETRIES:
+            self._try_again(run, by_status.pop(native.GRANT_BUSY, []), now)
+        for status, closed in by_status.items():
+            self.counters["exists" if status == native.GRANT_EXISTS else "refused"] += len(closed)
+            self._close(run, closed)
+
+    def _try_again(self, run: Run, indices: list[int], now: float) -> None:
+        """Keeps pages open for which there was no room."""
+        self._let_go(run, indices)
+        for begin, end in stretches(indices):
+            busy = run.part(begin, end)
+            busy.retry_at = now + BUSY_RETRY_S * 2**run.retries
+            busy.retries = run.retries + 1
+            self._hold(busy)
+            self._busy.append(busy)
 
     def dispatch(self, ended_step: int, fresh: set[int]) -> tuple[list[SaveOrder], list[int]]:
         """Orders for the workers, and the blocks to fence.
@@ -163,49 +177,52 @@ class SaveBook:
         that the engine has given away in this step.
         """
         orders: list[SaveOrder] = []
-        for batch in self._batches:
-            if not batch.is_answered:
-                continue
-            ready = [
-                index
-                for index, page in enumerate(batch.pages)
-                if page.state is PageState.GRANTED and page.step <= ended_step
-            ]
-            for is_urgent in (True, False):
-                indices = [index for index in ready if (batch.pages[index].block in fresh) == is_urgent]
-                if indices and (order := self._order(batch, indices, is_urgent)) is not None:
-                    orders.append(order)
-        for block in fresh & self._open_by_block.keys():
-            self.counters["overtaken"] += 1
-            self._close(self._open_by_block[block])
-        ordered = {block for order in orders if order.urgent for block in order.blocks}
-        fences = sorted(block for block in fresh if block in self._reading and block not in ordered)
-        for block in fresh:
-            # From the fence on no save reads it.
-            self._reading.pop(block, None)
+        for run in self._runs:
+            if run.granted and run.step <= ended_step:
+                orders.extend(self._order_granted(run, fresh))
+        for run in {self._open[block] for block in fresh & self._open.keys()}:
+            overtaken = [index for index in self._open_of(run) if run.blocks[index] in fresh]
+            self.counters["overtaken"] += len(overtaken)
+            self._close(run, overtaken)
+        fences: list[int] = []
+        if fresh and self._reading:
+            ordered = {block for order in orders if order.urgent for block in order.blocks}
+            reading = fresh & self._reading.keys()
+            fences = sorted(reading - ordered)
+            for block in reading:
+                # From the fence on no save reads it.
+                del self._reading[block]
         self._sweep()
         return orders, fences
 
-    def _order(self, batch: _Batch, indices: list[int], is_urgent: bool) -> SaveOrder | None:
-        pages = [batch.pages[index] for index in indices]
+    def _order_granted(self, run: Run, fresh: set[int]) -> Iterable[SaveOrder]:
+        """Orders for what was granted, urgent ones first."""
+        # Some may have been overtaken since.
+        ready = [index for index in run.granted if self._open.get(run.blocks[index]) is run]
+        run.granted = []
+        urgent = [index for index in ready if run.blocks[index] in fresh]
+        if urgent:
+            ready = [index for index in ready if run.blocks[index] not in fresh]
+        for indices, is_urgent in ((urgent, True), (ready, False)):
+            if indices and (order := self._order(run, indices, is_urgent)) is not None:
+                yield order
+
+    def _order(self, run: Run, indices: list[int], is_urgent: bool) -> SaveOrder | None:
         try:
-            ticket = batch.reservation.ticket(indices)
+            ticket = run.reservation.ticket(indices)
         except self._native.OrbitKVError:
             # The manager that granted the slots is gone, and they with it.
-            for page in pages:
-                self.counters["refused"] += 1
-                self._close(page)
+            self.counters["refused"] += len(indices)
+            self._close(run, indices)
             return None
         save_id = self._next_save_id
         self._next_save_id += 1
-        blocks = [page.block for page in pages]
-        hashes = [page.block_hash for page in pages]
+        blocks = [run.blocks[index] for index in indices]
+        hashes = [run.hashes[index] for index in indices]
         self._dispatched[save_id] = _Dispatched(blocks, hashes, self._world_size)
-        for page in pages:
-            self._close(page)
-            self._hashes.add(page.block_hash)
-            self._reading[page.block] = save_id
-        self.counters["dispatched"] += len(pages)
+        self._let_go(run, indices)
+        self._reading.update(dict.fromkeys(blocks, save_id))
+        self.counters["dispatched"] += len(indices)
         return SaveOrder(save_id, ticket, blocks, is_urgent)
 
     def save_ended(self, save_id: int, ranks: int) -> None:
@@ -222,12 +239,17 @@ class SaveBook:
             if self._reading.get(block) == save_id:
                 del self._reading[block]
 
-    def drop_since(self, step: int) -> list[Page]:
-        """Gives up pages computed in `step` or later; returns them."""
-        dropped = [page for page in self._open_by_block.values() if page.step >= step]
-        for page in dropped:
-            self._close(page)
-        self.counters["dropped"] += len(dropped)
+    def drop_since(self, step: int) -> dict[str, int]:
+        """Gives up pages computed in `step` or later: by request, the position of the first one."""
+        dropped: dict[str, int] = {}
+        for run in (*self._runs, *self._busy):
+            if run.step < step or not run.open:
+                continue
+            indices = self._open_of(run)
+            first = run.first + indices[0]
+            dropped[run.request_id] = min(first, dropped.get(run.request_id, first))
+            self.counters["dropped"] += len(indices)
+            self._close(run, indices)
         self._sweep()
         return dropped
 
@@ -242,25 +264,10 @@ class SaveBook:
         self._dispatched.clear()
         self._reading.clear()
 
-    def _close(self, page: Page) -> None:
-        page.state = PageState.CLOSED
-        self._forget(page)
-
-    def _forget(self, page: Page) -> None:
-        if self._open_by_block.get(page.block) is page:
-            del self._open_by_block[page.block]
-            self._hashes.discard(page.block_hash)
-            self._open_by_request[page.request_id] -= 1
-            if self._open_by_request[page.request_id] <= 0:
-                del self._open_by_request[page.request_id]
-
     def _sweep(self) -> None:
-        """Drops batches without a page that still needs its slot, and gives the manager back what is left."""
-        kept = []
-        for batch in self._batches:
-            if any(page.state in (PageState.OFFERED, PageState.GRANTED) for page in batch.pages):
-                kept.append(batch)
-            else:
-                batch.reservation.abandon()
-        self._batches = kept
-        self._busy = [page for page in self._busy if page.state is PageState.BUSY]
+        """Drops runs without a page that still needs its slot, and gives the manager back what is left."""
+        for run in self._runs:
+            if not run.open:
+                run.reservation.abandon()
+        self._runs = [run for run in self._runs if run.open]
+        self._busy = [run for run in self._busy if run.open]

@@ -20,7 +20,8 @@ from orbitkv.vllm.lookup import Lookups
 from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.requests import Answer, Phase, RequestRecord
-from orbitkv.vllm.saves import Page, SaveBook
+from orbitkv.vllm.run import Run
+from orbitkv.vllm.saves import SaveBook
 from orbitkv.vllm.sharing import Sharing
 from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables, Row
@@ -29,6 +30,8 @@ from orbitkv.vllm.transfer import TransferEstimate
 from orbitkv.vllm.worth import Worth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -233,23 +236,20 @@ class SchedulerSide:
             count = min(row.end // self._block_tokens, len(record.request.block_hashes), len(row.table))
             stop = min(count, record.considered + self.saves.room(row.request_id))
             if stop > record.considered and not record.request.resumable:
-                self.saves.offer(self._pages(record, range(record.considered, stop)))
+                for begin, end in _without(record.considered, stop, record.restored):
+                    self.saves.offer(self._run(record, begin, end))
                 record.considered = stop
 
-    def _pages(self, record: RequestRecord, positions: range) -> list[Page]:
+    def _run(self, record: RequestRecord, begin: int, end: int) -> Run:
         hashes = record.request.block_hashes
-        return [
-            Page(
-                request_id=record.request.request_id,
-                position=position,
-                block_hash=hashes[position],
-                parent=hashes[position - 1] if position else None,
-                block=record.blocks[position],
-                step=self.step,
-            )
-            for position in positions
-            if position not in record.restored
-        ]
+        return Run(
+            request_id=record.request.request_id,
+            first=begin,
+            hashes=hashes[begin:end],
+            parent=hashes[begin - 1] if begin else None,
+            blocks=record.blocks[begin:end],
+            step=self.step,
+        )
 
     def take_output(self, output: KVConnectorOutput) -> None:
         """What the workers reported for a step."""
@@ -280,10 +280,10 @@ class SchedulerSide:
                 self._sharing.forget(record.request.request_id)
                 was_computed_on = was_computed_on or record.phase is Phase.RUNNING
         if was_computed_on:
-            for page in self.saves.drop_since(step):
-                owner = self.records.get(page.request_id)
+            for request_id, position in self.saves.drop_since(step).items():
+                owner = self.records.get(request_id)
                 if owner is not None:
-                    owner.considered = min(owner.considered, page.position)
+                    owner.considered = min(owner.considered, position)
 
     def left_tables(self) -> list[list[int]]:
         """Blocks of requests that have left while a step was under way, which may have computed on them."""
@@ -364,3 +364,11 @@ class SchedulerSide:
         """Ends the session."""
         self._client.close()
         self._trace.close()
+
+
+def _without(begin: int, end: int, left_out: range) -> Iterator[tuple[int, int]]:
+    """Positions `begin .. end` without those of a range, as ranges that are not empty."""
+    before, behind = (left_out.start, left_out.stop) if left_out else (begin, begin)
+    for first, last in ((begin, min(end, before)), (max(begin, behind), end)):
+        if first < last:
+            yield first, last
