@@ -41,6 +41,8 @@ class SaveBook:
         self._client = client
         self._world_size = world_size
         self._native = load_native()
+        # Offered by the next step.
+        self._postponed: list[Run] = []
         # Reserved, and not all dispatched or given up.
         self._runs: list[Run] = []
         # To be reserved again.
@@ -58,7 +60,7 @@ class SaveBook:
     @property
     def has_work(self) -> bool:
         """A page waits for an answer, a second try, a dispatch, or the end of its copy."""
-        return bool(self._runs or self._busy or self._dispatched)
+        return bool(self._postponed or self._runs or self._busy or self._dispatched)
 
     @property
     def open_pages(self) -> int:
@@ -67,8 +69,21 @@ class SaveBook:
 
     def room(self, request_id: str) -> int:
         """How many more pages of a request may be offered now."""
-        total = MAX_OPEN_PAGES - len(self._open)
-        return max(0, min(total, MAX_OPEN_PAGES_PER_REQUEST - self._open_by_request[request_id]))
+        total, of_request = len(self._open), self._open_by_request[request_id]
+        for run in self._postponed:
+            total += len(run.blocks)
+            of_request += len(run.blocks) if run.request_id == request_id else 0
+        return max(0, min(MAX_OPEN_PAGES - total, MAX_OPEN_PAGES_PER_REQUEST - of_request))
+
+    def postpone(self, run: Run) -> None:
+        """Leaves the offer to the next step, so that this one begins earlier."""
+        self._postponed.append(run)
+
+    def offer_postponed(self) -> None:
+        """Offers what earlier steps have left."""
+        postponed, self._postponed = self._postponed, []
+        for run in postponed:
+            self.offer(run)
 
     def offer(self, run: Run) -> None:
         """Asks for slots. Pages that are on their way already, for whichever request, are left out."""
@@ -184,6 +199,8 @@ class SaveBook:
             overtaken = [index for index in self._open_of(run) if run.blocks[index] in fresh]
             self.counters["overtaken"] += len(overtaken)
             self._close(run, overtaken)
+        if fresh and self._postponed:
+            self._overtake_postponed(fresh)
         fences: list[int] = []
         if fresh and self._reading:
             ordered = {block for order in orders if order.urgent for block in order.blocks}
@@ -194,6 +211,14 @@ class SaveBook:
                 del self._reading[block]
         self._sweep()
         return orders, fences
+
+    def _overtake_postponed(self, fresh: set[int]) -> None:
+        kept = []
+        for run in self._postponed:
+            left = [index for index, block in enumerate(run.blocks) if block not in fresh]
+            self.counters["overtaken"] += len(run.blocks) - len(left)
+            kept += [run.part(begin, end) for begin, end in stretches(left)]
+        self._postponed = kept
 
     def _order_granted(self, run: Run, fresh: set[int]) -> Iterable[SaveOrder]:
         """Orders for what was granted, urgent ones first."""
@@ -241,15 +266,19 @@ class SaveBook:
 
     def drop_since(self, step: int) -> dict[str, int]:
         """Gives up pages computed in `step` or later: by request, the position of the first one."""
-        dropped: dict[str, int] = {}
+        late = [run for run in self._postponed if run.step >= step]
+        self._postponed = [run for run in self._postponed if run.step < step]
+        pages = [(run, 0, len(run.blocks)) for run in late]
         for run in (*self._runs, *self._busy):
-            if run.step < step or not run.open:
-                continue
-            indices = self._open_of(run)
-            first = run.first + indices[0]
+            if run.step >= step and run.open:
+                indices = self._open_of(run)
+                pages.append((run, indices[0], len(indices)))
+                self._close(run, indices)
+        dropped: dict[str, int] = {}
+        for run, index, count in pages:
+            first = run.first + index
             dropped[run.request_id] = min(first, dropped.get(run.request_id, first))
-            self.counters["dropped"] += len(indices)
-            self._close(run, indices)
+            self.counters["dropped"] += count
         self._sweep()
         return dropped
 

@@ -228,17 +228,26 @@ class SchedulerSide:
 
     def _offer(self, rows: list[Row]) -> None:
         """Offers blocks that are full at the end of this step, as far as they have a hash. While the manager
-        is away nothing is decided, so that a request that outlives the absence is saved from its start."""
+        is away nothing is decided, so that a request that outlives the absence is saved from its start.
+
+        What the engine found in its own cache was mostly saved long ago. It is offered in case it was not,
+        or is not there any more, and that can wait until the step of its first token has begun."""
         if not self._client.active:
             return
+        self.saves.offer_postponed()
         for row in rows:
             record = self.records[row.request_id]
             count = min(row.end // self._block_tokens, len(record.request.block_hashes), len(row.table))
             stop = min(count, record.considered + self.saves.room(row.request_id))
-            if stop > record.considered and not record.request.resumable:
-                for begin, end in _without(record.considered, stop, record.restored):
-                    self.saves.offer(self._run(record, begin, end))
-                record.considered = stop
+            if stop <= record.considered or record.request.resumable:
+                continue
+            for begin, end in _without(record.considered, stop, record.restored):
+                found = min(max(begin, record.local_blocks), end)
+                if begin < found:
+                    self.saves.postpone(self._run(record, begin, found))
+                if found < end:
+                    self.saves.offer(self._run(record, found, end))
+            record.considered = stop
 
     def _run(self, record: RequestRecord, begin: int, end: int) -> Run:
         hashes = record.request.block_hashes
