@@ -1,5 +1,5 @@
-"""Saves of blocks that a request found in the engine's own cache: offered again, one step later than what it
-computes, and given up like any others."""
+"""Saves of a request that found blocks in the engine's own cache: offered once its first step has begun, and
+given up like any others."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ def asked(manager: Any) -> list[list[bytes]]:
     return [reservation.hashes for reservation in manager.reservations]
 
 
-def test_the_step_of_the_first_token_offers_only_what_it_computes(
+def test_they_are_offered_once_the_step_of_the_first_token_has_begun(
     engine: Any, mini: Any, manager: Any, found: Any
 ) -> None:
     b, table = found
-    assert asked(manager) == [b.block_hashes[3:4]]
+    assert asked(manager) == []
     engine.step(mini.output(cached=[(b, [], 18, 1)]))
-    assert asked(manager) == [b.block_hashes[3:4], b.block_hashes[:3]]
-    assert (manager.reservations[1].first_depth, manager.reservations[1].parent) == (0, None)
+    assert asked(manager) == [b.block_hashes[:4]]
     engine.step()
     assert manager.pages == {b.block_hashes[at]: engine.content(table[at]) for at in range(4)}
 
@@ -66,8 +65,8 @@ def test_a_block_given_away_before_its_offer_is_left_out(
     engine.match(c)
     assert engine.allocate(c, 0) == [table[1]]
     engine.step(mini.output(new=[(c, [table[1]], 0, 3)]), lambda: engine.fill(table[1], 9))
-    first, second = manager.reservations[1:]
-    assert [first.hashes, second.hashes] == [[b.block_hashes[0]], [b.block_hashes[2]]]
+    first, second = manager.reservations
+    assert [first.hashes, second.hashes] == [b.block_hashes[:1], b.block_hashes[2:4]]
     assert (second.first_depth, second.parent) == (2, b.block_hashes[1])
     engine.step()
     assert b.block_hashes[1] not in manager.pages
@@ -89,8 +88,7 @@ def test_of_a_failed_step_they_are_dropped_and_offered_when_it_has_been_repeated
     failed.invalid_block_ids = {table[1]}
     connector.update_connector_output(failed)
     engine.step()
-    assert asked(manager) == [b.block_hashes[3:4]]
-    assert manager.filling == set()
+    assert asked(manager) == []
     assert not connector.has_pending_push_work()
     engine.step(mini.output(cached=[(b, [], 4, 14)]))
     engine.step()
@@ -121,5 +119,5 @@ def test_reset_forgets_them(engine: Any, manager: Any, found: Any) -> None:
     assert engine.connector.reset_cache() is True
     for _ in range(3):
         engine.step()
-    assert asked(manager) == [b.block_hashes[3:4]]
+    assert asked(manager) == []
     assert manager.pages == {}

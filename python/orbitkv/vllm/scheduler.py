@@ -231,7 +231,8 @@ class SchedulerSide:
         is away nothing is decided, so that a request that outlives the absence is saved from its start.
 
         What the engine found in its own cache was mostly saved long ago. It is offered in case it was not,
-        or is not there any more, and that can wait until the step of its first token has begun."""
+        or is not there any more, and with what follows it as soon as the step of the first token has
+        begun."""
         if not self._client.active:
             return
         self.saves.offer_postponed()
@@ -241,12 +242,10 @@ class SchedulerSide:
             stop = min(count, record.considered + self.saves.room(row.request_id))
             if stop <= record.considered or record.request.resumable:
                 continue
+            is_found = record.considered < record.local_blocks
+            offer = self.saves.postpone if is_found else self.saves.offer
             for begin, end in _without(record.considered, stop, record.restored):
-                found = min(max(begin, record.local_blocks), end)
-                if begin < found:
-                    self.saves.postpone(self._run(record, begin, found))
-                if found < end:
-                    self.saves.offer(self._run(record, found, end))
+                offer(self._run(record, begin, end))
             record.considered = stop
 
     def _run(self, record: RequestRecord, begin: int, end: int) -> Run:
