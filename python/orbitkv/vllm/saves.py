@@ -116,7 +116,7 @@ class SaveBook:
     def _let_go(self, run: Run, indices: Sequence[int]) -> None:
         """Pages that were open are not any more; their hashes stay known."""
         for index in indices:
-            del self._open[run.blocks[index]]
+            self._open.pop(run.blocks[index], None)
         run.open -= len(indices)
         left = self._open_by_request[run.request_id] - len(indices)
         if left > 0:
