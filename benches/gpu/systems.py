@@ -135,9 +135,6 @@ def begin(
         transfer = {"kv_connector": "PegaKVConnector", "kv_connector_module_path": "pegaflow.connector"}
         transfer |= {**CONNECTOR, "kv_connector_extra_config": extra}
     options = settings.options(site.work / "models")
-    if name == ORBITKV:
-        # `orbitkv run` sets it: hashes that another engine can share.
-        options["prefix_caching_hash_algo"] = "sha256_cbor"
     arguments = {"options": options, "transfer": transfer, "weights_seed": settings.filled_with}
     engine = Child(target, arguments, site.log(name), environment)
     return System(name, engine, manager if name == ORBITKV else None, server, owns_manager=owns)

@@ -33,7 +33,7 @@ def build(manager_directory: Path, settings: dict[str, Any]) -> ChildEngine:
 
 @pytest.fixture(params=["sha256", "sha256_cbor"])
 def algorithm(request: pytest.FixtureRequest) -> str:
-    """The engine's default, and what `orbitkv run` sets."""
+    """The engine's default, and the one whose hashes do not depend on the version of Python."""
     return request.param
 
 

@@ -215,7 +215,7 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
     from vllm.config import KVTransferConfig
 
     assert_one_thread()
-    options: dict[str, Any] = {"prefix_caching_hash_algo": "sha256_cbor", "disable_log_stats": True}
+    options: dict[str, Any] = {"disable_log_stats": True}
     if manager is not None:
         options["kv_transfer_config"] = KVTransferConfig(
             kv_connector="OrbitKVConnector",

@@ -49,7 +49,7 @@ pub(crate) enum EngineError {
     /// A hash that collides.
     #[error(
         "--prefix-caching-hash-algo {0} is not collision resistant, so equal hashes would not mean equal tokens; \
-         remove it (sha256_cbor is then used)"
+         remove it (sha256 is the engine's own choice)"
     )]
     WeakHash(String),
     /// A flag that the cache cannot work with.
@@ -108,11 +108,9 @@ pub(crate) fn with_cache(command: &[OsString], wishes: Wishes<'_>) -> Result<Vec
     let config = transfer::complete(config, wishes)?;
     line.extend(["--kv-transfer-config".into(), config.to_string().into()]);
     match flags::find(&line, &flags::HASH)? {
-        Some(found) if found.value.starts_with("xxhash") => return Err(EngineError::WeakHash(found.value)),
-        Some(_) => {}
-        None => line.extend(["--prefix-caching-hash-algo".into(), "sha256_cbor".into()]),
+        Some(found) if found.value.starts_with("xxhash") => Err(EngineError::WeakHash(found.value)),
+        _ => Ok(line),
     }
-    Ok(line)
 }
 
 /// Host and port at which the engine will answer on this machine, as its flags say.
