@@ -44,11 +44,15 @@ class Engine:
         self.llm = LLM(**options)
         self.core = self.llm.llm_engine
         self._times = {"import_s": imported - begun, "start_s": time.perf_counter() - imported}
-        if weights_seed is not None:
-            self.rpc(enliven, weights_seed)
+        self._weights_seed = weights_seed
+        self._fill_weights()
         self._is_multiprocess = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "1") != "0"
         self._asked = 0
         self._fillers = Seeds(FILLER_SEED)
+
+    def _fill_weights(self) -> None:
+        if self._weights_seed is not None:
+            self.rpc(enliven, self._weights_seed)
 
     def describe(self) -> dict[str, Any]:
         """Seconds of its start, and what the engine chose by itself."""
@@ -134,6 +138,18 @@ class Engine:
             scheduler = self.core.engine_core.engine_core.scheduler
             while scheduler.has_requests():
                 self.core.step()
+
+    def sleep(self, level: int) -> None:
+        """KV memory is given back: with 1 weights go to host memory, with 2 they are dropped as well. Needs
+        `EngineSettings.can_sleep`."""
+        self.settle()
+        self.llm.sleep(level=level)
+
+    def wake_up(self) -> None:
+        """All memory is back, and weights are those that they were."""
+        self.llm.wake_up(tags=["weights"])
+        self._fill_weights()
+        self.llm.wake_up(tags=["kv_cache"])
 
     def close(self) -> None:
         """Ends its processes."""

@@ -50,6 +50,8 @@ class EngineSettings:
     weights_seed: int | None = None
     # Functions of ours can be called in the workers (`Engine.rpc`); those that fill weights always can.
     is_open: bool = False
+    # vLLM's sleep mode; on a GPU alone.
+    can_sleep: bool = False
     is_dry_run: bool = False
 
     def with_(self, **changes: Any) -> EngineSettings:
@@ -80,6 +82,8 @@ class EngineSettings:
             # setup` has made these.
             options |= {"model": str(TINY_MODEL), "load_format": "auto"}
             options |= {"hf_overrides": {"max_position_embeddings": self.max_model_tokens}}
+        if self.can_sleep:
+            options["enable_sleep_mode"] = True
         if not self.is_dry_run:
             options |= {
                 "gpu_memory_utilization": self.memory_share,

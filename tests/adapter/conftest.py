@@ -66,8 +66,8 @@ def make_engine(native: ModuleType, mini: ModuleType) -> Iterator[Callable[..., 
 
     made = []
 
-    def make(num_blocks: int = 64, **settings: Any) -> Any:
-        config = mini.vllm_config()
+    def make(num_blocks: int = 64, config: Any = None, **settings: Any) -> Any:
+        config = config or mini.vllm_config()
         config.kv_transfer_config.kv_connector_extra_config.update(settings)
         cache = mini.kv_cache_config(num_blocks)
         sides = [

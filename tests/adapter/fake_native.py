@@ -298,14 +298,20 @@ class Reservation:
 
 
 class Reset:
-    def poll(self) -> bool:
-        return MANAGER.reset_answers
+    """Repeated until a manager has carried it out, as the client does."""
 
-    def wait(self, timeout_us: int) -> bool:
-        if MANAGER.reset_answers:
+    def __init__(self) -> None:
+        self._is_done = False
+
+    def poll(self) -> bool:
+        if not self._is_done and MANAGER.is_up and MANAGER.reset_answers:
+            self._is_done = True
             MANAGER.pages.clear()
             MANAGER.tier.clear()
-        return MANAGER.reset_answers
+        return self._is_done
+
+    def wait(self, timeout_us: int) -> bool:
+        return self.poll()
 
 
 class SchedulerClient:

@@ -77,7 +77,11 @@ UNSUPPORTED = [
         None,
         "ranks are on 2 hosts",
     ),
-    ({"model_config__enable_sleep_mode": True}, None, "sleep mode is on"),
+    (
+        {"model_config__enable_sleep_mode": True, "model_config__sleep_mode_backend": "criu"},
+        None,
+        "sleep_mode_backend is 'criu'",
+    ),
     ({"parallel_config__use_ubatching": True}, None, "micro-batches are on"),
     ({"parallel_config__pipeline_parallel_size": 2}, None, "pipeline parallel size is 2"),
     ({"parallel_config__decode_context_parallel_size": 2}, None, "decode context parallel size is 2"),

@@ -375,3 +375,28 @@ def test_reset_forgets_everything_and_says_so(engine: Any, mini: Any, manager: A
     assert engine.connector.reset_cache() is False
     manager.is_up = False
     assert engine.connector.reset_cache() is False
+
+
+@pytest.mark.parametrize("trouble", ["silent", "away"])
+def test_nothing_is_found_until_a_reset_is_confirmed(
+    engine: Any, mini: Any, manager: Any, trouble: str
+) -> None:
+    """The engine does not always look at the answer, and may have other weights by now."""
+    engine.compute_and_save(request(mini, "a"))
+    stale = dict(manager.pages)
+    manager.reset_answers, manager.is_up = trouble != "silent", trouble != "away"
+    assert engine.connector.reset_cache() is False
+    manager.is_up = True
+    if trouble == "silent":
+        assert manager.pages == stale
+        b = engine.add(request(mini, "b"))
+        assert engine.match(b) == (0, False)
+        engine.finish(b)
+    manager.reset_answers = True
+    c = engine.add(request(mini, "c"))
+    assert engine.match(c) == (0, False)
+    assert manager.pages == {}
+    # The control: what is saved from then on is found.
+    engine.finish(c)
+    engine.compute_and_save(request(mini, "d"))
+    assert engine.match(engine.add(request(mini, "e")))[0] > 0

@@ -30,9 +30,10 @@ from orbitkv.vllm.namespace import page_bytes, registration
 from orbitkv.vllm.recovery import preempt_failed_restores
 from orbitkv.vllm.scheduler import SchedulerSide
 from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.sleep import can_sleep, follow_sleep
 from orbitkv.vllm.stats import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.support import why_unsupported
-from orbitkv.vllm.worker import WorkerSide
+from orbitkv.vllm.worker import WorkerSide, may_still_copy
 
 if TYPE_CHECKING:
     import torch
@@ -72,6 +73,7 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine_id = vllm_config.kv_transfer_config.engine_id
         self._scheduler: SchedulerSide | BrokenScheduler | None = None
         self._worker: WorkerSide | BrokenWorker | None = None
+        self._can_sleep = can_sleep(vllm_config)
         if (reason := why_unsupported(vllm_config, kv_cache_config)) is not None:
             self._say_off(reason)
             return
@@ -83,7 +85,10 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     def _start(self, config: VllmConfig, role: KVConnectorRole, kv_cache: KVCacheConfig) -> None:
         registered = registration(config, kv_cache, self._settings, os.environ)
         if role is KVConnectorRole.SCHEDULER:
-            if reason := why_private(config.cache_config.prefix_caching_hash_algo, os.environ):
+            reason = why_private(config.cache_config.prefix_caching_hash_algo, os.environ)
+            if self._can_sleep and reason is None:
+                reason = "sleep mode is on, and weights may be exchanged while the engine sleeps"
+            if reason is not None:
                 logger.warning(
                     "OrbitKV: pages are shared with no other engine and lost at a restart: %s", reason
                 )
@@ -235,7 +240,27 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     # Worker side ------------------------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        reason = self._on_worker(lambda side: side.register(kv_caches), lambda _: None, None)
+        def register(side: WorkerSide) -> str | None:
+            if self._can_sleep:
+                follow_sleep(self)
+            return side.register(kv_caches)
+
+        self._say_worker_off(self._on_worker(register, lambda _: None, None))
+
+    def suspend(self) -> None:
+        """KV memory is about to be unmapped: on return nothing touches it. Raises if something may, and the
+        engine stays awake."""
+        self._on_worker(lambda side: side.suspend(), lambda _: None, None)
+        if may_still_copy():
+            raise RuntimeError(
+                "OrbitKV: copies of KV memory have not ended, so it must not be unmapped; restart the engine"
+            )
+
+    def resume(self) -> None:
+        """KV memory is mapped again."""
+        self._say_worker_off(self._on_worker(lambda side: side.resume(), lambda _: None, None))
+
+    def _say_worker_off(self, reason: str | None) -> None:
         if reason is not None:
             logger.warning("OrbitKV off, serving without it: %s", reason)
 

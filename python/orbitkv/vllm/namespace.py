@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 
 from orbitkv.vllm.native import load_native
 from orbitkv.vllm.settings import Settings
+from orbitkv.vllm.sleep import private_scope
 from orbitkv.vllm.weights import model_identity
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ def namespace_fields(
     """The parts of the namespace, by name."""
     group = kv_cache.kv_cache_groups[0]
     spec = group.kv_cache_spec
+    # Only where there is one: it changes the name of no other engine's pages.
+    private = {} if (scope := private_scope(config)) is None else {"private": scope}
     return {
+        **private,
         "engine": ["vllm", vllm.__version__],
         "model": model_identity(config.model_config, config.load_config),
         "quantization": str(config.model_config.quantization),

@@ -81,6 +81,7 @@ class SchedulerSide:
         self.step = 0
         self._ended_step = 0
         self._abort_saves = False
+        self._reset: Any = None  # one that the manager has not confirmed
         self._idle_since: float | None = None
         self._said_active: bool | None = None
         self._increments = Increments()
@@ -133,7 +134,8 @@ class SchedulerSide:
     def _hits(self, record: RequestRecord, start: int) -> int | None:
         request = record.request
         usable = usable_blocks(request, self._block_tokens)
-        if request.skip_reading_prefix_cache or record.restore_failed or start >= usable:
+        is_refused = request.skip_reading_prefix_cache or record.restore_failed or not self._is_reset()
+        if is_refused or start >= usable:
             record.close_lookup()
             self._lookahead.release(request.request_id)
             return 0
@@ -353,7 +355,8 @@ class SchedulerSide:
         return False
 
     def reset(self) -> bool:
-        """Forgets every page of the namespace, in the manager too. False if that could not be confirmed."""
+        """Forgets every page of the namespace, in the manager too. False if that could not be confirmed in
+        time: the client repeats it until it is, and until then nothing is found."""
         for record in self.records.values():
             record.close_lookup()
         self._lookahead.clear()
@@ -361,12 +364,21 @@ class SchedulerSide:
         self.saves.drop_open()
         self.saves.forget_dispatched()
         self._abort_saves = True
-        if not self._client.connected:
-            logger.warning(
-                "OrbitKV: reset not done, the cache manager is not connected: %s", self._client.status
-            )
-            return False
-        return bool(self._client.reset().wait(RESET_WAIT_US))
+        self._reset = self._client.reset()
+        # Without a manager there is no use in waiting.
+        if self._reset.wait(RESET_WAIT_US if self._client.connected else 0):
+            self._reset = None
+            return True
+        logger.warning(
+            "OrbitKV: a reset is not confirmed, nothing is found until it is: %s", self._client.status
+        )
+        return False
+
+    def _is_reset(self) -> bool:
+        """Whether what was there before the last reset is gone."""
+        if self._reset is not None and self._reset.poll():
+            self._reset = None
+        return self._reset is None
 
     def close(self) -> None:
         """Ends the session."""

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from orbitkv.vllm.sleep import why_not_followed
+
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -61,11 +63,8 @@ def _ranks_reason(parallel: ParallelConfig) -> str | None:
 
 def _memory_reason(config: VllmConfig) -> str | None:
     """What may touch KV memory without our knowing when."""
-    if getattr(config.model_config, "enable_sleep_mode", False):
-        return (
-            "sleep mode is on, and the engine takes KV memory away without telling those who copy from it; "
-            "unset --enable-sleep-mode"
-        )
+    if (reason := why_not_followed(config)) is not None:
+        return reason
     if getattr(config.parallel_config, "use_ubatching", False):
         return "micro-batches are on, which run a layer on several streams; unset --enable-dbo, --ubatch-size"
     return None

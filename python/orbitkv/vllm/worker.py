@@ -38,6 +38,11 @@ CHECK_LIMIT_MS = 10_000
 _NEVER_FREED: list[Any] = []
 
 
+def may_still_copy() -> bool:
+    """Whether copies of a client that was closed may still touch KV memory of this process."""
+    return bool(_NEVER_FREED)
+
+
 @dataclass
 class _Load:
     """A restore that has been handed to the client. `native` is None if that failed."""
@@ -80,6 +85,7 @@ class WorkerSide:
         self._client: Any = None
         self._scratch: Scratch | None = None  # keeps the memory of the client's own self-test alive
         self._device = KVDevice(torch.device("cpu"))
+        self._tensors: dict[str, torch.Tensor] = {}
         self._page_bytes = 0
         self._layers: dict[str, int] = {}
         self._waits_before_forward = False
@@ -108,6 +114,7 @@ class WorkerSide:
         native = load_native()
         if (reason := self._detach()) is not None:
             return reason
+        self._tensors = kv_caches
         try:
             regions = regions_of(kv_caches, self._kv_cache)
             self._device = KVDevice(regions[0].tensor.device)
@@ -124,6 +131,16 @@ class WorkerSide:
         except torch.OutOfMemoryError:
             return f"{self._device.name} has no memory for the layout self-test; lower gpu_memory_utilization"
         return None
+
+    def suspend(self) -> None:
+        """Ends every copy and lets go of KV memory. Loads that had not landed have failed, and so do those
+        that come until `resume`."""
+        if self._detach() is None:
+            self._scratch = None
+
+    def resume(self) -> str | None:
+        """Attaches to the memory that was registered, whose bytes may be others. As `register`."""
+        return self.register(self._tensors)
 
     def _attach(self, native: Any, scratch: Scratch, layout: Any) -> None:
         self._page_bytes = layout.page_bytes
