@@ -26,7 +26,12 @@ class Connector:
 def scheduler(connector: Any, tables: dict[str, list[int]]) -> Any:
     """What recovery uses of a scheduler with these running requests, and what it did to it."""
     done = SimpleNamespace(evicted=[], preempted=[])
-    running = [SimpleNamespace(request_id=name, status=RequestStatus.RUNNING) for name in tables]
+    running = [
+        SimpleNamespace(
+            request_id=name, status=RequestStatus.RUNNING, num_stale_output_tokens=0, drop_stale_output=False
+        )
+        for name in tables
+    ]
     manager = SimpleNamespace(
         get_block_ids=lambda request_id: (tables[request_id],),
         evict_blocks=lambda blocks: done.evicted.append(sorted(blocks)),
@@ -36,6 +41,7 @@ def scheduler(connector: Any, tables: dict[str, list[int]]) -> Any:
         running=running,
         kv_cache_manager=manager,
         prev_step_scheduled_req_ids=set(tables),
+        requests={request.request_id: request for request in running},
         _preempt_request=lambda request, timestamp, drop_stale_output: done.preempted.append(
             (request.request_id, drop_stale_output)
         ),
@@ -65,6 +71,17 @@ def test_what_requests_computed_that_have_left_is_not_found_again() -> None:
     assert recover(engine, {2}, {}) == {"own"}
     assert engine.done.evicted == [[2, 6, 7]]
     assert engine.done.preempted == []
+
+
+def test_what_a_step_sampled_for_requests_that_lost_their_blocks_is_dropped() -> None:
+    engine = scheduler(Connector([]), {"a": [1], "b": [2], "c": [3]})
+    for name in "abc":
+        engine.running.remove(engine.requests[name])
+    for name in "ab":
+        engine.requests[name].num_stale_output_tokens = 1
+    # "b" was in no step with a failed restore, and "gone" has ended meanwhile.
+    recover(engine, {1}, {"a": 1, "c": 1, "gone": 1})
+    assert [engine.requests[name].drop_stale_output for name in "abc"] == [True, False, False]
 
 
 def test_schedulers_of_other_connectors_are_left_alone() -> None:

@@ -24,6 +24,8 @@ from vllm.v1.request import RequestStatus
 from orbitkv.vllm.log import logger
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.v1.request import Request
 
 _FUNCTION = "_handle_invalid_blocks"
@@ -58,6 +60,7 @@ def _recovering(handled: Any, connector: type) -> Any:
         for table in self.connector.left_tables():
             if (bad := _bad_part(table, invalid_block_ids)) is not None:
                 self.kv_cache_manager.evict_blocks(bad)
+        _drop_outputs_of_preempted(self, num_scheduled_tokens)
         preempted = _preempt_holders(self, invalid_block_ids)
         # What is left are restores between steps, whose requests do not run yet.
         return preempted | handled(self, invalid_block_ids, num_scheduled_tokens)
@@ -72,6 +75,16 @@ def _bad_part(table: list[int], invalid: set[int]) -> set[int] | None:
     """The first of these blocks and all behind it, or None."""
     position = next((at for at, block in enumerate(table) if block in invalid), None)
     return None if position is None else set(table[position:])
+
+
+def _drop_outputs_of_preempted(scheduler: Scheduler, step: Iterable[str]) -> None:
+    """Requests of the step that lost their blocks while it was under way, for want of memory: the scheduler
+    does not know any more which they were, and what the step sampled would be delivered. It is sampled again.
+    """
+    for request_id in step:
+        request = scheduler.requests.get(request_id)
+        if request is not None and request.num_stale_output_tokens > 0:
+            request.drop_stale_output = True
 
 
 def _preempt_holders(scheduler: Scheduler, invalid: set[int]) -> set[str]:

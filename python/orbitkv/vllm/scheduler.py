@@ -75,7 +75,7 @@ class SchedulerSide:
         self.saves = SaveBook(self._client, world_size=world_size)
         self.records: dict[str, RequestRecord] = {}
         self._tables = BlockTables(self.records)
-        # Of requests that have left: the last step begun by then, and their blocks.
+        # Of requests that have left, or lost their blocks: the last step begun by then, and these blocks.
         self._left: deque[tuple[int, list[int]]] = deque()
         self.loads: list[LoadOrder] = []
         self.step = 0
@@ -114,6 +114,7 @@ class SchedulerSide:
         record = self.records[request.request_id]
         if record.phase is not Phase.WAITING:
             # The engine asks only about requests without blocks, so this one has lost them.
+            self._has_left(record)
             record.begin_admission()
             self.gate.release(request.request_id)
             self._sharing.forget(request.request_id)
@@ -203,6 +204,9 @@ class SchedulerSide:
             self.gate.release(request_id)
         if self._trace.is_on:
             self._trace_first_uses(output)
+        for request_id in output.preempted_req_ids or ():
+            if (record := self.records.get(request_id)) is not None and record.phase is not Phase.WAITING:
+                self._has_left(record)
         rows = self._tables.scheduled(output)
         fresh = self._tables.take_fresh()
         self.saves.collect_answers()
@@ -295,8 +299,13 @@ class SchedulerSide:
                 if owner is not None:
                     owner.considered = min(owner.considered, position)
 
+    def _has_left(self, record: RequestRecord) -> None:
+        if self.step > self._ended_step and record.blocks:
+            self._left.append((self.step, record.blocks))
+
     def left_tables(self) -> list[list[int]]:
-        """Blocks of requests that have left while a step was under way, which may have computed on them."""
+        """Blocks of requests that have left, or have lost them, while a step was under way, which may have
+        computed on them."""
         return [table for _, table in self._left]
 
     def take_counts(self) -> dict[str, int | float]:
@@ -338,8 +347,7 @@ class SchedulerSide:
         record = self.records.pop(request_id, None)
         if record is not None:
             record.close_lookup()
-            if self.step > self._ended_step:
-                self._left.append((self.step, record.blocks))
+            self._has_left(record)
 
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should step on for the saves. True for a bounded time only."""
