@@ -104,11 +104,11 @@ def test_control_of_vllm_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where such a request goes on running, it generates something else, or the engine dies of it."""
-    from orbitkv.vllm import recomputation
+    from orbitkv.vllm import recovery
 
     with overlapped_scheduling():
         engine = new_engine(new_manager(), connector={"load_mode": "sync", "verify_restore": "all"})
-        monkeypatch.setattr(recomputation, "must_preempt", lambda _: False)
+        monkeypatch.setattr(recovery, "_preempt_holders", lambda *_: set())
         tokens = new_prompt(TOKENS)
         cold = saved(engine, tokens)
         seen: list[int] | None = None
