@@ -25,7 +25,7 @@ def fleet(
 ) -> Iterator[dict[str, System]]:
     """Engines whose restores are spoiled, inside steps or between them."""
     # Without a GPU nothing makes tokens independent of how many are computed at once; precision does.
-    small = {"dtype": "float32"} if settings.is_dry_run else SMALL
+    small = {"dtype": "float32", "kv_cache_bytes": GIB // 16} if settings.is_dry_run else SMALL
     engines = Engines(replace(site, connector={**site.connector, "load_mode": request.param}), settings)
     begun = {
         module: engines.begin(engines.new_manager(), module=module, **small) for module in (NAMED, UNNAMED)
