@@ -299,6 +299,12 @@ class WorkerClient:
 
         On a CUDA device `stream` (`torch.cuda.Stream.cuda_stream`) is required, and the calling thread must
         be the one that feeds it: no byte moves before what is on it now has run."""
+    def pin(self, ticket: bytes) -> Pinned:
+        """Takes custody of a restore ticket's pages, maps them and compares their checksums as
+        `verify_restore` says, before it is known which blocks they go to. Never blocks. For engines to which
+        a restore must not fail once it was promised: neither the manager's end nor that of the connection
+        takes the pages away. A ticket of an earlier manager run or connection pins nothing. Raises
+        OrbitKVError for a ticket of several cache groups."""
     def save(self, ticket: bytes, blocks: list[int], *, stream: int | None = None) -> Save:
         """Copies these engine blocks into the ticket's pages, checksums and commits them. `stream` as in
         `restore`: it has what computes the blocks."""
@@ -315,6 +321,23 @@ class WorkerClient:
     def close(self) -> bool:
         """Ends all copies and the session. True: nothing touches KV memory any more. False: copies of a
         device have not ended, because it is lost or stuck; KV memory is theirs until the process ends."""
+
+class Pinned:
+    """Pages of one restore ticket that can be restored; let go on deletion."""
+
+    def poll(self) -> bool:
+        """Whether `pages` is final."""
+    @property
+    def pages(self) -> int:
+        """Leading pages of the ticket that can be restored; 0 before `poll`. Those behind the first one whose
+        checksum is wrong are not counted; the manager has been told of it."""
+    def restore(self, pages: list[int], blocks: list[int], *, stream: int | None = None) -> Load:
+        """Copies these pages, counted from the ticket's first, into these engine blocks; the others are let
+        go. Never blocks; `stream` as in `WorkerClient.restore`. The load fails only if the device is lost or
+        the client closed. Raises OrbitKVError for pages beyond `pages`, for blocks that do not fit, and for
+        the second call."""
+    def release(self) -> None:
+        """Lets the pages go; idempotent. Does nothing to a load."""
 
 class Load:
     def poll(self) -> bool:

@@ -16,8 +16,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, SlidingWindowSpec
 
+from orbitkv.engine.settings import Settings, SettingsError
 from orbitkv.vllm import OrbitKVConnector
-from orbitkv.vllm.settings import Settings, SettingsError
 
 
 def test_defaults_and_environment() -> None:
@@ -253,10 +253,9 @@ def _write_weights(directory: Path, fill: int) -> Path:
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    from orbitkv.vllm.weights import model_identity
+    from orbitkv.engine.weights import model_identity
 
-    model = SimpleNamespace(model=str(path), revision=None, hf_config=SimpleNamespace(to_dict=dict))
-    return model_identity(model, SimpleNamespace(load_format="auto"))
+    return model_identity({}, str(path), None)
 
 
 def test_same_configuration_other_weights_differ(tmp_path: Path) -> None:
@@ -266,7 +265,7 @@ def test_same_configuration_other_weights_differ(tmp_path: Path) -> None:
 
 
 def test_weights_that_cannot_be_identified_are_an_error(tmp_path: Path) -> None:
-    from orbitkv.vllm.weights import WeightsError
+    from orbitkv.engine.weights import WeightsError
 
     with pytest.raises(WeightsError, match="no weight file"):
         _identity(tmp_path)
@@ -278,7 +277,7 @@ def test_weights_that_cannot_be_identified_are_an_error(tmp_path: Path) -> None:
 def test_identity_is_equal_in_other_processes(tmp_path: Path) -> None:
     path = _write_weights(tmp_path / "a", 1)
     code = (
-        "import sys; from pathlib import Path; from orbitkv.vllm.weights import file_digest;"
+        "import sys; from pathlib import Path; from orbitkv.engine.weights import file_digest;"
         "print(file_digest(Path(sys.argv[1])))"
     )
     package = Path(sys.modules["orbitkv"].__file__).parents[1]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from orbitkv.vllm.layout import LayoutError, region_of, regions_of
-from orbitkv.vllm.selftest import probe_layout, scratch_like
+from orbitkv.engine.regions import LayoutError, region_of
+from orbitkv.engine.selftest import probe_layout, scratch_like
+from orbitkv.vllm.layout import regions_of
 
 B, H, N, C = 8, 2, 4, 16
 PAGE = H * N * C * 2

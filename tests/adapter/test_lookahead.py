@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from orbitkv.engine.settings import Settings, SettingsError
 from orbitkv.vllm import OrbitKVConnector
-from orbitkv.vllm.settings import Settings, SettingsError
 
 TOKENS = 18  # four full blocks, all of which may be restored
 BLOCKS = 4

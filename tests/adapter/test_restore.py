@@ -211,7 +211,7 @@ def test_sync_load_that_does_not_land_is_stopped(make_engine: Any, mini: Any, ma
 def test_sync_load_with_a_failed_page_still_lands_the_others(
     make_engine: Any, mini: Any, manager: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orbitkv.vllm.native import load_native
+    from orbitkv.engine.native import load_native
 
     engine = make_engine(load_mode="sync")
     engine.compute_and_save(request(mini, "a"))
@@ -281,7 +281,7 @@ def test_auto_mode_leaves_decoding_requests_alone(make_engine: Any, mini: Any, m
 
 
 def test_estimate_charges_all_restores_of_a_step_and_follows_measurements() -> None:
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
     from orbitkv.vllm.transfer import TransferEstimate
 
     estimate = TransferEstimate(Settings(socket="/x"), page_bytes=1_000_000)

@@ -260,7 +260,7 @@ def test_memory_is_registered_anew_when_the_old_is_at_rest(
 
 
 def test_the_first_estimate_is_the_device_s() -> None:
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
     from orbitkv.vllm.transfer import TransferEstimate
 
     estimate = TransferEstimate(Settings(socket="/x"), page_bytes=1_000_000, on_device=True)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from orbitkv.engine.settings import Settings, SettingsError
 from orbitkv.vllm import trace as tracing
-from orbitkv.vllm.settings import Settings, SettingsError
 
 TOKENS = list(range(7_000_100, 7_000_118))  # 4 full blocks of 4 tokens and 2 tokens more
 PAGES = 4

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from orbitkv.engine.settings import Settings, SettingsError
 from orbitkv.vllm.estimate import MIN_SAMPLES, PROBE_FIRST_S
-from orbitkv.vllm.settings import Settings, SettingsError
 
 SWITCH = "ORBITKV_REFUSE_SLOW_RESTORES"
 BLOCK, BLOCKS = 4, 40
@@ -77,7 +77,7 @@ def look(engine: Any, mini: Any, index: int, name: str = "again", tokens: int = 
 
 
 def module(engine: Any) -> Any:
-    from orbitkv.vllm.native import load_native
+    from orbitkv.engine.native import load_native
 
     return load_native()
 

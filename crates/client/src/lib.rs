@@ -30,6 +30,6 @@ pub use registration::{GroupSpec, Registration};
 pub use scheduler::{Candidates, Preparation, Query, Reservation, Reset, SchedulerClient};
 pub use ticket::{PagePart, Section, Ticket, TicketError, TicketKind};
 pub use worker::{
-    CudaDevice, Device, LayerOrder, Load, Save, SelfTest, Verify, WorkerClient, WorkerConfig, gather_block,
-    scatter_block,
+    CudaDevice, Device, LayerOrder, Load, Pinned, Save, SelfTest, Verify, WorkerClient, WorkerConfig,
+    gather_block, scatter_block,
 };

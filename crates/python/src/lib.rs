@@ -34,7 +34,7 @@ mod _native {
     #[pymodule_export]
     use crate::scheduler::{Query, Reservation, Reset, SchedulerClient};
     #[pymodule_export]
-    use crate::worker::{Load, Save, WorkerClient};
+    use crate::worker::{Load, Pinned, Save, WorkerClient};
     #[pymodule_export]
     use crate::{blake3_hex, pad_hashes};
 

@@ -102,6 +102,11 @@ impl WorkerClient {
         Ok(Load { load, guard: self.guard.clone() })
     }
 
+    fn pin(&self, py: Python<'_>, ticket: &[u8]) -> PyResult<Pinned> {
+        let pinned = self.guard.run(py, || self.client.pin(ticket))?;
+        Ok(Pinned { pinned, guard: self.guard.clone() })
+    }
+
     #[pyo3(signature = (ticket, blocks, *, stream = None))]
     fn save(&self, py: Python<'_>, ticket: &[u8], blocks: Vec<i64>, stream: Option<usize>) -> PyResult<Save> {
         let blocks = self::blocks(&blocks)?;
@@ -134,6 +139,48 @@ impl Drop for WorkerClient {
         drop_quietly(|| {
             self.client.close();
         });
+    }
+}
+
+/// Pages that can be restored.
+#[pyclass(frozen, module = "orbitkv._native")]
+pub(crate) struct Pinned {
+    pinned: orbitkv_client::Pinned,
+    guard: Guard,
+}
+
+#[pymethods]
+impl Pinned {
+    fn poll(&self) -> PyResult<bool> {
+        self.guard.look(|| Ok(self.pinned.poll()))
+    }
+
+    #[getter]
+    fn pages(&self) -> PyResult<usize> {
+        self.guard.look(|| Ok(self.pinned.pages()))
+    }
+
+    #[pyo3(signature = (pages, blocks, *, stream = None))]
+    fn restore(
+        &self,
+        py: Python<'_>,
+        pages: Vec<usize>,
+        blocks: Vec<i64>,
+        stream: Option<usize>,
+    ) -> PyResult<Load> {
+        let blocks = self::blocks(&blocks)?;
+        let load = self.guard.run(py, || match stream {
+            Some(stream) => self.pinned.restore_after(stream, &pages, &blocks),
+            None => self.pinned.restore(&pages, &blocks),
+        })?;
+        Ok(Load { load, guard: self.guard.clone() })
+    }
+
+    fn release(&self) -> PyResult<()> {
+        self.guard.look(|| {
+            self.pinned.release();
+            Ok(())
+        })
     }
 }
 

@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from orbitkv.engine.settings import Settings
 from orbitkv.vllm.fallback import BrokenScheduler, BrokenWorker
 from orbitkv.vllm.hashes import why_private
 from orbitkv.vllm.log import logger
@@ -29,7 +30,6 @@ from orbitkv.vllm.metadata import StepMetadata
 from orbitkv.vllm.namespace import page_bytes, registration
 from orbitkv.vllm.recovery import preempt_failed_restores
 from orbitkv.vllm.scheduler import SchedulerSide
-from orbitkv.vllm.settings import Settings
 from orbitkv.vllm.sleep import can_sleep, follow_sleep
 from orbitkv.vllm.stats import OrbitKVPromMetrics, OrbitKVStats
 from orbitkv.vllm.support import why_unsupported

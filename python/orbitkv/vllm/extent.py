@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitkv.vllm.native import load_native
+from orbitkv.engine.native import load_native
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.engine.native import load_native
 from orbitkv.vllm.extent import Extent, usable_blocks
 from orbitkv.vllm.log import logger
-from orbitkv.vllm.native import load_native
 from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
     from orbitkv.vllm.trace import NoTrace
     from orbitkv.vllm.worth import Worth
 

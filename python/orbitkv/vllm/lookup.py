@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.engine.native import load_native
 from orbitkv.vllm.extent import Extent
-from orbitkv.vllm.native import load_native
 from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from vllm.v1.request import Request
 
+    from orbitkv.engine.settings import Settings
     from orbitkv.vllm.lookahead import Lookahead
     from orbitkv.vllm.requests import RequestRecord
-    from orbitkv.vllm.settings import Settings
     from orbitkv.vllm.trace import NoTrace
     from orbitkv.vllm.worth import Worth
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import vllm
 from vllm.platforms import current_platform
 
-from orbitkv.vllm.native import load_native
-from orbitkv.vllm.settings import Settings
+from orbitkv.engine.native import load_native
+from orbitkv.engine.settings import Settings
+from orbitkv.engine.weights import model_identity
 from orbitkv.vllm.sleep import private_scope
-from orbitkv.vllm.weights import model_identity
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 INSTANCE_HEX_DIGITS = 32
@@ -37,7 +37,7 @@ def namespace_fields(
     return {
         **private,
         "engine": ["vllm", vllm.__version__],
-        "model": model_identity(config.model_config, config.load_config),
+        "model": _model_fields(config.model_config, config.load_config),
         "quantization": str(config.model_config.quantization),
         "dtype": str(config.model_config.dtype),
         "kv_dtype": [str(config.cache_config.cache_dtype), str(spec.dtype)],
@@ -57,6 +57,11 @@ def namespace_fields(
         "hash": _hash_fields(config.cache_config.prefix_caching_hash_algo, environ),
         "scope": environ.get("ORBITKV_CACHE_SCOPE", ""),
     }
+
+
+def _model_fields(model: ModelConfig, load: LoadConfig) -> dict[str, Any]:
+    dummy_seed = model.seed if load.load_format == "dummy" else None
+    return model_identity(model.hf_config.to_dict(), model.model, model.revision, dummy_seed=dummy_seed)
 
 
 def _hash_fields(algorithm: str, environ: Mapping[str, str]) -> dict[str, str]:

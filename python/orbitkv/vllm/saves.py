@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orbitkv.engine.native import load_native
 from orbitkv.vllm.metadata import SaveOrder
-from orbitkv.vllm.native import load_native
 from orbitkv.vllm.run import Run, stretches
 
 # Pages offered and not dispatched, in total and of one request. Over them a block is offered in a later step.

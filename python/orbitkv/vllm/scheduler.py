@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from orbitkv.engine.native import load_native
 from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
 from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.lookahead import Lookahead, choose_mode
 from orbitkv.vllm.lookup import Lookups
 from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
-from orbitkv.vllm.native import load_native
 from orbitkv.vllm.requests import Answer, Phase, RequestRecord
 from orbitkv.vllm.run import Run
 from orbitkv.vllm.saves import SaveBook
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
 
 RESET_WAIT_US = 2_000_000
 # How long an engine without requests is kept stepping to finish saves. Past it they are given up.

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.engine.native import load_native
 from orbitkv.vllm.log import say_once, warn_once
-from orbitkv.vllm.native import load_native
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
 
 # A file is not written past this size. Processes that share one look before each batch, so together they may
 # pass it by a batch each.

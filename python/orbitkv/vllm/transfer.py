@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
 
 # Copies in host memory, and over PCI Express, are rarely slower; until the first restore was timed nothing
 # better is known.

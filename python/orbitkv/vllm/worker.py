@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orbitkv.vllm.device import KVDevice
-from orbitkv.vllm.layout import LayoutError, regions_of
+from orbitkv.engine.device import KVDevice
+from orbitkv.engine.native import load_native
+from orbitkv.engine.regions import LayoutError
+from orbitkv.engine.selftest import Scratch, probe_layout, scratch_like
+from orbitkv.vllm.layout import regions_of
 from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.namespace import page_bytes
-from orbitkv.vllm.native import load_native
-from orbitkv.vllm.selftest import Scratch, probe_layout, scratch_like
 from orbitkv.vllm.stats import Increments, worker_counts
 from orbitkv.vllm.trace import open_trace
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
 
 # An asynchronous load that takes longer is ended; its blocks are then recomputed.
 ASYNC_LOAD_LIMIT_S = 10.0

@@ -12,7 +12,7 @@ from orbitkv.vllm.log import logger
 from orbitkv.vllm.prefill import PrefillTimer
 
 if TYPE_CHECKING:
-    from orbitkv.vllm.settings import Settings
+    from orbitkv.engine.settings import Settings
 
 # A pace close to the limit must not fill the log.
 SAY_AGAIN_S = 60.0

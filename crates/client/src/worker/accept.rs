@@ -105,15 +105,19 @@ impl Core {
 
     /// What every copy of the ticket comes after. Without it none is made, and the manager hears so.
     fn mark(&self, ticket: &Ticket, own: &[PagePart], before: Before) -> Result<StreamOrder, ClientError> {
-        let marked = match (&self.work.cuda, before) {
+        self.order(before).inspect_err(|_| self.work.decline(ticket, own))
+    }
+
+    /// What a copy comes after.
+    pub(super) fn order(&self, before: Before) -> Result<StreamOrder, ClientError> {
+        match (&self.work.cuda, before) {
             (Some(cuda), Before::Stream(stream)) => cuda.mark(stream),
             (Some(_), Before::Nothing) => {
                 let want = "the stream that computes on these blocks, which are in the memory of a device";
                 Err(ClientError::value("stream", "missing", want))
             }
             (None, _) | (_, Before::Probe) => Ok(StreamOrder::default()),
-        };
-        marked.inspect_err(|_| self.work.decline(ticket, own))
+        }
     }
 
     /// Checks that a ticket and blocks fit each other and the layouts of its groups, which are returned.
@@ -147,7 +151,7 @@ impl Core {
         Ok(sections)
     }
 
-    fn layout_of(&self, group: u16, probe: bool) -> Option<&Arc<KvLayout>> {
+    pub(super) fn layout_of(&self, group: u16, probe: bool) -> Option<&Arc<KvLayout>> {
         if probe {
             return (group == PROBE_GROUP).then_some(&self.scratch);
         }

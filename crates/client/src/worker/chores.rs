@@ -2,16 +2,36 @@
 //! restores in between.
 
 use super::load::LoadJob;
+use super::pinned::PinJob;
 use super::save::SavePage;
 use crate::ticket::PagePart;
 use orbitkv_shm::Region;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A page of a restore whose checksum is compared while it is copied.
+/// Who waits for a check.
+#[derive(Clone)]
+pub(super) enum Checked {
+    /// A restore whose pages are being copied meanwhile.
+    Load(Arc<LoadJob>),
+    /// Pages that are restored later, or not at all.
+    Pin(Arc<PinJob>),
+}
+
+impl Checked {
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Load(one), Self::Load(two)) => Arc::ptr_eq(one, two),
+            (Self::Pin(one), Self::Pin(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        }
+    }
+}
+
+/// A page whose checksum is compared.
 pub(super) struct Check {
-    pub(super) job: Arc<LoadJob>,
-    /// Its place among the pages of the restore.
+    pub(super) of: Checked,
+    /// Its place among the pages of it.
     pub(super) page: usize,
     pub(super) part: PagePart,
     pub(super) region: Arc<Region>,
@@ -69,8 +89,8 @@ impl Chores {
         self.sums.iter().map(|sum| &sum.page)
     }
 
-    /// Whether a page of that restore is still to be checked.
-    pub(super) fn checks(&self, job: &Arc<LoadJob>) -> bool {
-        self.checks.iter().any(|check| Arc::ptr_eq(&check.job, job))
+    /// Whether a page of it is still to be checked.
+    pub(super) fn checks(&self, of: &Checked) -> bool {
+        self.checks.iter().any(|check| check.of.is(of))
     }
 }

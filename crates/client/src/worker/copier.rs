@@ -1,6 +1,6 @@
 //! The copy thread: takes accepted copies, drives the engine, and tells the manager how they ended.
 
-use super::chores::{Check, Chore, Chores, Sum};
+use super::chores::{Check, Checked, Chore, Chores, Sum};
 use super::load::{LoadJob, LoadSection};
 use super::save::SavePage;
 use super::state::{Origin, Segment, Work};
@@ -54,7 +54,7 @@ pub(super) struct Copier {
     pub(super) work: Arc<Work>,
     /// Dropped when its device is lost, or when its copies do not end.
     engine: Option<Box<dyn CopyEngine>>,
-    verifier: Verifier,
+    pub(super) verifier: Verifier,
     running: HashMap<u64, (Arc<Progress>, Running)>,
     pub(super) chores: Chores,
     /// Restores whose copies have ended before their checks.
@@ -98,6 +98,7 @@ impl Copier {
                 self.stop_all();
             }
             self.start_loads();
+            self.look_at_pins();
             self.start_saves();
             let held = self.do_chore();
             self.send_aborts();
@@ -196,11 +197,15 @@ impl Copier {
     }
 
     fn check(&mut self, check: &Check) {
-        let Check { job, page, part, region, offset, page_bytes } = check;
+        let Check { of, page, part, region, offset, page_bytes } = check;
+        let job = match of {
+            Checked::Load(job) => job,
+            Checked::Pin(pin) => return self.check_pin(check, pin),
+        };
         if !self.compare(job.origin, part, region, *offset, *page_bytes) {
             job.fail(*page);
         }
-        if self.chores.checks(job) {
+        if self.chores.checks(of) {
             return;
         }
         job.set_checked();
@@ -211,7 +216,14 @@ impl Copier {
     }
 
     /// Whether a page of the pool still has the checksum that it was committed with. If not, the manager hears.
-    fn compare(&self, origin: Origin, part: &PagePart, region: &Region, offset: usize, bytes: usize) -> bool {
+    pub(super) fn compare(
+        &self,
+        origin: Origin,
+        part: &PagePart,
+        region: &Region,
+        offset: usize,
+        bytes: usize,
+    ) -> bool {
         if !origin.probe {
             add(&self.work.stats.verified_pages, 1);
         }
@@ -312,7 +324,7 @@ impl Copier {
     }
 
     /// Whether a descriptor that may still come is missing.
-    fn awaits_segment(&mut self, parts: &[PagePart], accepted: Instant) -> bool {
+    pub(super) fn awaits_segment(&mut self, parts: &[PagePart], accepted: Instant) -> bool {
         let inner = self.work.lock();
         let waits = accepted.elapsed() < SEGMENT_WAIT
             && parts.iter().any(|part| !inner.segments.contains_key(&part.segment));
@@ -334,8 +346,9 @@ impl Copier {
                     continue;
                 };
                 if to_check {
-                    let (job, region, page_bytes) = (Arc::clone(job), memory.clone(), layout.page_bytes());
-                    checks.push(Check { part: job.parts[i], job, page: i, region, offset, page_bytes });
+                    let of = Checked::Load(Arc::clone(job));
+                    let (region, page_bytes) = (memory.clone(), layout.page_bytes());
+                    checks.push(Check { of, page: i, part: job.parts[i], region, offset, page_bytes });
                 }
                 pages.push(i);
                 pairs.push(PagePair { block: job.blocks[i] as usize, memory, offset });
@@ -391,13 +404,13 @@ impl Copier {
         let page_bytes = layout.page_bytes();
         let offset = segment.payload(part.index, page_bytes)?;
         // The self-test must not depend on luck, nor move the sample.
-        let selected = job.origin.probe || self.verifier.selects();
+        let selected = job.origin.probe || (!job.was_pinned && self.verifier.selects());
         // The engine waits for a device's copies to be queued, so there checksums are compared after that.
         let to_check = selected && self.work.cuda.is_some() && !job.origin.probe;
         if selected && !to_check && !self.compare(job.origin, part, &segment.region, offset, page_bytes) {
             return None;
         }
-        let planned_failure = !job.origin.probe && hooks::count_down(hooks::FAIL_PAGE);
+        let planned_failure = !job.origin.probe && !job.was_pinned && hooks::count_down(hooks::FAIL_PAGE);
         (!planned_failure).then_some(Source { memory: segment.region, offset, to_check })
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct LoadJob {
     pub(crate) accepted: Instant,
     /// Segments of those parts, as far as they are there, until it starts.
     memory: Mutex<Vec<Option<Segment>>>,
+    /// Its pages were pinned: in custody before any fence, and their checksums compared.
+    pub(super) was_pinned: bool,
     /// Its arrival at the hold point has been counted.
     pub(crate) noted: AtomicBool,
     abort: AtomicBool,
@@ -66,6 +68,7 @@ impl LoadJob {
             order,
             accepted: Instant::now(),
             memory: Mutex::default(),
+            was_pinned: false,
             noted: AtomicBool::new(false),
             abort: AtomicBool::new(false),
             progress: OnceLock::new(),
@@ -76,6 +79,21 @@ impl LoadJob {
             ended: AtomicBool::new(false),
             waiters: Waiters::default(),
         }
+    }
+
+    /// Pages of one cache group that were pinned, with their memory.
+    pub(super) fn of_pinned(
+        origin: Origin,
+        layout: &Arc<KvLayout>,
+        blocks: Vec<u32>,
+        parts: Vec<PagePart>,
+        order: StreamOrder,
+        segments: Vec<Segment>,
+    ) -> Self {
+        let section = LoadSection { layout: Arc::clone(layout), pages: 0..blocks.len() };
+        let job = Self { was_pinned: true, ..Self::new(origin, vec![section], blocks, parts, order) };
+        job.supply(segments.into_iter().map(Some).collect());
+        job
     }
 
     /// Segments by part, as far as they are there by now.

@@ -5,6 +5,8 @@ mod chores;
 mod copier;
 mod device;
 mod load;
+mod pinned;
+mod pins;
 mod probe;
 mod reports;
 mod save;
@@ -16,6 +18,7 @@ mod verify;
 
 pub use device::{CudaDevice, Device};
 pub use load::{LayerOrder, Load};
+pub use pinned::Pinned;
 pub use save::Save;
 pub use scratch::{gather_block, scatter_block};
 pub use verify::Verify;
@@ -216,6 +219,16 @@ impl WorkerClient {
     /// As there, and what the driver says: nothing is copied then.
     pub fn restore_after(&self, stream: usize, ticket: &[u8], blocks: &[u32]) -> Result<Load, ClientError> {
         self.core.restore_ticket(&Ticket::decode(ticket)?, blocks, Before::Stream(stream))
+    }
+
+    /// Takes custody of a ticket's pages, maps them and compares their checksums as `verify_restore` says, before it is
+    /// known which blocks they go to; never blocks. For engines to which a restore must not fail once it was promised.
+    /// A ticket of an earlier manager run or session pins nothing.
+    ///
+    /// # Errors
+    /// Bytes that are no restore ticket, or one of several cache groups.
+    pub fn pin(&self, ticket: &[u8]) -> Result<Pinned, ClientError> {
+        self.core.pin_ticket(&Ticket::decode(ticket)?)
     }
 
     /// Copies these blocks into the ticket's pages, checksums and commits them; never blocks.

@@ -2,6 +2,7 @@
 
 use super::device::Cuda;
 use super::load::LoadJob;
+use super::pinned::PinJob;
 use super::save::SavePage;
 use super::stats::{Stats, add, sub};
 use super::unserved::{Kept, Unserved};
@@ -82,6 +83,10 @@ pub(super) struct Inner {
     pub(super) segments: HashMap<u32, Segment>,
     pub(super) loads: VecDeque<Arc<LoadJob>>,
     pub(super) saves: VecDeque<Arc<SavePage>>,
+    /// Pins whose pages the copy thread has not looked at.
+    pub(super) pins: VecDeque<Arc<PinJob>>,
+    /// Pins that have custody.
+    pub(super) pinned: Vec<Arc<PinJob>>,
     /// Saves that may still read a block, by block.
     reading: HashMap<u32, Vec<Arc<SavePage>>>,
     /// Copies not ended, by worker session, and by scheduler session without those of the self-test.
@@ -142,24 +147,29 @@ impl Work {
         job: impl FnOnce(Origin) -> LoadJob,
     ) -> Result<(Arc<LoadJob>, Admission), ClientError> {
         let mut inner = self.lock();
-        let admission = inner.admit(ticket, probe, inner.live_loads < MAX_LOADS, inner.of_restores())?;
-        let origin = match &admission {
-            Admission::Accepted(origin) | Admission::Full(origin) => *origin,
-            Admission::Stale => origin_of(ticket, 0, probe),
-        };
+        let admission = inner.admit_load(ticket, probe)?;
+        let origin = admission.origin(ticket, probe);
         let job = Arc::new(job(origin));
         if matches!(admission, Admission::Accepted(_)) {
             job.supply(inner.memory_of(&job.parts));
-            inner.enter(origin);
-            inner.live_loads += 1;
+            inner.enter_load(origin);
             inner.loads.push_back(Arc::clone(&job));
-            if !probe {
-                add(&self.stats.load_inflight_bytes, job.bytes());
-            }
+            self.count_load(&job);
         } else if !probe {
-            add(&self.stats.stale_tickets, 1);
+            self.count_stale();
         }
         Ok((job, admission))
+    }
+
+    /// Counts the bytes of a restore that was accepted.
+    pub(super) fn count_load(&self, job: &LoadJob) {
+        if !job.origin.probe {
+            add(&self.stats.load_inflight_bytes, job.bytes());
+        }
+    }
+
+    pub(super) fn count_stale(&self) {
+        add(&self.stats.stale_tickets, 1);
     }
 
     /// Queues the pages of a save, all or none.
@@ -175,7 +185,7 @@ impl Work {
         let admission = inner.admit(ticket, probe, fits, inner.session)?;
         let Admission::Accepted(origin) = admission else {
             if !probe {
-                add(&self.stats.stale_tickets, 1);
+                self.count_stale();
             }
             return Ok(admission);
         };
@@ -201,10 +211,7 @@ impl Work {
 
     /// The bytes of a restore are at rest: custody ends.
     pub(super) fn end_load(&self, job: &LoadJob) {
-        let mut inner = self.lock();
-        inner.leave(job.origin);
-        inner.live_loads -= 1;
-        drop(inner);
+        self.lock().leave_load(job.origin);
         if !job.origin.probe {
             sub(&self.stats.load_inflight_bytes, job.bytes());
         }
@@ -429,6 +436,9 @@ impl Work {
     /// that they have ended.
     pub(super) fn bars(&self, job: &LoadJob) -> bool {
         let inner = self.lock();
+        if job.was_pinned {
+            return inner.stopping || inner.lost;
+        }
         if !inner.is_void(job.origin) && !job.has_memory() {
             job.supply(inner.memory_of(&job.parts));
         }
@@ -448,8 +458,20 @@ impl Work {
         let mut inner = self.lock();
         inner.stopping = true;
         self.stop_saves(&mut inner, |_| true);
+        let pinned = inner.pinned.clone();
         drop(inner);
+        pinned.iter().for_each(|pin| self.release_pin(pin));
         self.signal.raise();
+    }
+}
+
+impl Admission {
+    /// Whose a job made for the ticket is.
+    pub(super) fn origin(&self, ticket: &Ticket, probe: bool) -> Origin {
+        match self {
+            Self::Accepted(origin) | Self::Full(origin) => *origin,
+            Self::Stale => origin_of(ticket, 0, probe),
+        }
     }
 }
 
@@ -484,13 +506,13 @@ impl Inner {
     }
 
     /// The segments of those parts, of that session.
-    fn memory_of(&self, parts: &[PagePart]) -> Vec<Option<Segment>> {
+    pub(super) fn memory_of(&self, parts: &[PagePart]) -> Vec<Option<Segment>> {
         let of_departed = self.departed.as_ref().filter(|_| self.session.is_none());
         let segments = of_departed.map_or(&self.segments, |departed| &departed.segments);
         parts.iter().map(|part| segments.get(&part.segment).cloned()).collect()
     }
 
-    fn is_void(&self, origin: Origin) -> bool {
+    pub(super) fn is_void(&self, origin: Origin) -> bool {
         let present = self.session.is_some_and(|s| s.number == origin.session);
         !present || self.is_closed_to(origin)
     }
@@ -499,6 +521,25 @@ impl Inner {
     fn is_closed_to(&self, origin: Origin) -> bool {
         let fenced = !origin.probe && origin.scheduler <= self.fenced_through;
         fenced || self.stopping || self.lost
+    }
+
+    /// As [`Inner::admit`], of a restore.
+    pub(super) fn admit_load(&self, ticket: &Ticket, probe: bool) -> Result<Admission, ClientError> {
+        self.admit(ticket, probe, self.live_loads < MAX_LOADS, self.of_restores())
+    }
+
+    pub(super) fn enter_load(&mut self, origin: Origin) {
+        self.enter(origin);
+        self.live_loads += 1;
+    }
+
+    pub(super) fn leave_load(&mut self, origin: Origin) {
+        self.leave(origin);
+        self.live_loads -= 1;
+    }
+
+    pub(super) fn forget_pin(&mut self, pin: &Arc<PinJob>) {
+        self.pinned.retain(|other| !Arc::ptr_eq(other, pin));
     }
 
     fn enter(&mut self, origin: Origin) {

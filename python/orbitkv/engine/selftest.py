@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from orbitkv.vllm.layout import Region, memory_axes, memory_order, region_of
+from orbitkv.engine.regions import Region, memory_axes, memory_order, region_of
 
 SCRATCH_BLOCKS = 3
 _SEED = 1

@@ -1,4 +1,4 @@
-"""Settings of the connector: `kv_connector_extra_config`, then the environment, then defaults."""
+"""Settings of an adapter: those that its engine hands over, then the environment, then defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def default_socket(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """Effective settings of one connector. Units are the last word of each name."""
+    """Effective settings of one adapter. Units are the last word of each name."""
 
     socket: str
     load_mode: str = "auto"
@@ -62,12 +62,18 @@ class Settings:
     trace_path: str = ""
 
     @classmethod
-    def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-        """Reads `kv_connector_extra_config`; raises `SettingsError` on an unknown key or a bad value."""
+    def parse(
+        cls,
+        extra: Mapping[str, Any],
+        environ: Mapping[str, str],
+        *,
+        source: str = "kv_connector_extra_config",
+    ) -> Settings:
+        """Reads `extra`, as `source` names it; raises `SettingsError` on an unknown key or a bad value."""
         known = {field.name: field.type for field in fields(cls)}
         for key in extra:
             if key not in known:
-                raise SettingsError(_unknown(key, list(known)))
+                raise SettingsError(_unknown(source, key, list(known)))
         values = {key: _checked(key, str(known[key]), value) for key, value in extra.items()}
         values.setdefault("socket", environ.get("ORBITKV_SOCKET") or default_socket(environ))
         values.setdefault("trace_path", environ.get("ORBITKV_TRACE_PATH", ""))
@@ -84,12 +90,9 @@ def _switch(variable: str, environ: Mapping[str, str]) -> bool | None:
     return value == "1" if value else None
 
 
-def _unknown(key: str, known: list[str]) -> str:
+def _unknown(source: str, key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-    return (
-        f"kv_connector_extra_config has no setting {key!r}; did you mean {near[0]!r}? "
-        f"Known settings: {', '.join(known)}."
-    )
+    return f"{source} has no setting {key!r}; did you mean {near[0]!r}? Known settings: {', '.join(known)}."
 
 
 def _checked(key: str, kind: str, value: Any) -> Any:

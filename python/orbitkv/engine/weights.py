@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from vllm.config import LoadConfig, ModelConfig
+from typing import Any
 
 SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -28,17 +25,18 @@ class WeightsError(Exception):
     """The weights cannot be identified; the message says why."""
 
 
-def model_identity(model: ModelConfig, load: LoadConfig) -> dict[str, Any]:
-    """Configuration digest and, for each weight file, its digest. Reads at most 256 KiB a file plus
-    headers."""
-    identity: dict[str, Any] = {"config": config_digest(model.hf_config.to_dict())}
-    if load.load_format == "dummy":
-        # Dummy weights come from a generator; their seed is all there is to know.
-        return {**identity, "dummy_seed": model.seed}
-    path = local_path(model.model, model.revision)
-    files = weight_files(path)
+def model_identity(
+    config: dict[str, Any], path: str, revision: str | None, *, dummy_seed: int | None = None
+) -> dict[str, Any]:
+    """Configuration digest and, for each weight file, its digest. Reads at most 256 KiB a file plus headers.
+    With `dummy_seed` the weights come from a generator, of which the seed is all there is to know."""
+    identity: dict[str, Any] = {"config": config_digest(config)}
+    if dummy_seed is not None:
+        return {**identity, "dummy_seed": dummy_seed}
+    local = local_path(path, revision)
+    files = weight_files(local)
     if not files:
-        raise WeightsError(f"no weight file ({', '.join(WEIGHT_SUFFIXES)}) found in {path}")
+        raise WeightsError(f"no weight file ({', '.join(WEIGHT_SUFFIXES)}) found in {local}")
     return {**identity, "files": {name: file_digest(file) for name, file in files.items()}}
 
 
