@@ -3,6 +3,6 @@
     python -m sglang.launch_server --model-path MODEL \\
         --radix-cache-backend orbitkv --enable-unified-cache-external-linker
 
-`orbitkv run -- python -m sglang.launch_server …` adds both flags. SGLang finds the backend through the entry point
-`sglang.srt.plugins`, see `plugin`.
+`orbitkv run -- python -m sglang.launch_server …` adds both flags. SGLang finds the backend through the entry
+point `sglang.srt.plugins`, see `plugin`.
 """

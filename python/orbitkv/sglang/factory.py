@@ -1,4 +1,5 @@
-"""Builds the tree cache: ours where the engine's configuration can be served, else the one that SGLang would build."""
+"""Builds the tree cache: ours where the engine's configuration can be served, else the one that SGLang would
+build."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _serving: list[OrbitKVLinker] = []
 
 
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
-    """The tree cache for one scheduler. Raises only for settings that cannot be meant, at the engine's start."""
+    """The tree cache for one scheduler. Raises only for settings that cannot be meant, at the engine's
+    start."""
     settings = read_settings(os.environ)
     reason = why_unsupported(ctx)
     if reason is None:

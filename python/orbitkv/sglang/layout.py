@@ -20,8 +20,8 @@ def last_region(layer: int) -> int:
 
 
 def regions_of(pool: MHATokenToKVPool) -> list[Region]:
-    """Regions of all layers. A page of a layer is `page_size` rows, of keys and of values; page 0 is the pool's own
-    and in no table."""
+    """Regions of all layers. A page of a layer is `page_size` rows, of keys and of values; page 0 is the
+    pool's own and in no table."""
     regions = []
     for index, (keys, values) in enumerate(zip(pool.k_buffer, pool.v_buffer, strict=True)):
         for name, buffer in (("k", keys), ("v", values)):

@@ -1,7 +1,7 @@
 """The namespace: a digest of everything that changes KV bytes but is not in SGLang's chain of page hashes.
 
-The chain covers tokens and, by its seed, `extra_key` (with it the LoRA adapter) and `cache_salt`. It knows nothing of
-the model, and nothing of how its KV lies in memory.
+The chain covers tokens and, by its seed, `extra_key` (with it the LoRA adapter) and `cache_salt`. It knows
+nothing of the model, and nothing of how its KV lies in memory.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def registration(
     instance: str,
     environ: Mapping[str, str],
 ) -> Any:
-    """The native registration, equal on every rank of one engine. `instance` is 32 hex digits, the same for all of
-    them and for no other engine."""
+    """The native registration, equal on every rank of one engine. `instance` is 32 hex digits, the same for
+    all of them and for no other engine."""
     native = load_native()
     return native.Registration(
         socket=settings.socket,

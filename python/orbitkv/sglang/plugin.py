@@ -1,7 +1,7 @@
 """Entry point of SGLang's plugin framework: makes the radix cache backend `orbitkv` known.
 
-SGLang calls `register` in every process of every engine, whether it uses us or not. So it imports nothing but the
-framework, and all that it changes stays idle until a tree cache of ours is there.
+SGLang calls `register` in every process of every engine, whether it uses us or not. So it imports nothing but
+the framework, and all that it changes stays idle until a tree cache of ours is there.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def _build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
 
 def _after_scheduler_init(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Lets the scheduler ask the tree cache before it admits a waiting request, and at each step; both only if the tree
-    is ours. With a plain tree that stands in for ours, none of the calls that the flags ask for is made."""
+    """Lets the scheduler ask the tree cache before it admits a waiting request, and at each step; both only
+    if the tree is ours. With a plain tree that stands in for ours, none of the calls that the flags ask for
+    is made."""
     from sglang.srt.runtime_context import get_memory
 
     if get_memory().radix_cache_backend != BACKEND:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
-# A page has a hash, a checksum and an entry in every table; below this size they would cost more than they find.
+# A page has a hash, a checksum and an entry in every table; below this size they would cost more than they
+# find.
 MIN_PAGE_TOKENS = 16
 
 
@@ -67,7 +68,8 @@ def _model_reason(ctx: TreeCacheBuildContext) -> str | None:
     if params.is_eagle or params.mtp_draft_device_pools or getattr(args, "speculative_algorithm", None):
         return "speculative decoding is on"
     if getattr(ctx.model_config, "is_multimodal", False):
-        # Such an input is in the hash by a short digest of its content, which is too little for a shared cache.
+        # Such an input is in the hash by a short digest of its content, which is too little for a shared
+        # cache.
         return "the model is multimodal, and the hash of a page does not tell all inputs apart"
     return None
 
@@ -93,6 +95,9 @@ def pool_reason(pool: Any) -> str | None:
         return f"the KV cache is quantised ({pool.dtype}); set --kv-cache-dtype auto"
     if getattr(pool, "use_hnd", False) or getattr(pool, "kv_cache_layout", "nhd") != "nhd":
         return "the KV memory is not laid out token by token (NHD)"
-    if getattr(pool, "enable_custom_mem_pool", False) or getattr(pool, "_post_capture_owner", None) is not None:
+    if (
+        getattr(pool, "enable_custom_mem_pool", False)
+        or getattr(pool, "_post_capture_owner", None) is not None
+    ):
         return "the KV memory is not an ordinary allocation, and cannot be shared with the copy engine"
     return None

@@ -1,0 +1,40 @@
+"""The leader's queries: SGLang's page hashes in, tickets out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orbitkv.engine.native import load_native
+from orbitkv.sglang.namespace import hash_bytes
+
+
+class NativeAsker:
+    """Asks the manager through the native scheduler client."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._native = load_native()
+
+    def ask(self, hashes: Sequence[str], deadline_ms: int) -> Any:
+        """Begins a query. Without a manager it is a miss at once."""
+        blob = b"".join(map(hash_bytes, hashes))
+        return self._client.query(blob, group=0, deadline_ms=deadline_ms)
+
+    def answer(self, query: Any) -> bytes | bool | None:
+        """The ticket for all pages found, which hands them to the workers; None for a miss; False while there
+        is no answer."""
+        state = query.poll()
+        if state == self._native.PENDING:
+            return False
+        if state != self._native.READY or query.pages == 0:
+            return None
+        try:
+            return query.restore(0, query.pages)
+        except self._native.OrbitKVError:
+            # The connection was lost since, and the lease with it.
+            return None
+
+    def drop(self, query: Any) -> None:
+        """Ends interest. Pages that were handed out stay until every worker is done with them."""
+        query.release()

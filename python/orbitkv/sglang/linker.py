@@ -1,0 +1,341 @@
+"""The linker: SGLang's tree cache on one side, the native client on the other.
+
+Runs in the scheduler thread of each rank. No call waits for the manager, except `reset` and `close`, within
+limits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
+
+from orbitkv.engine.device import KVDevice
+from orbitkv.engine.native import load_native
+from orbitkv.engine.selftest import probe_layout, scratch_like
+from orbitkv.sglang.asker import NativeAsker
+from orbitkv.sglang.counter import LayerCounter, LoadBatch
+from orbitkv.sglang.demands import Demands, Verdict
+from orbitkv.sglang.layout import REGIONS_PER_LAYER, blocks_of, regions_of
+from orbitkv.sglang.log import logger, warn_once
+from orbitkv.sglang.namespace import hash_bytes, registration
+from orbitkv.sglang.ranks import Ranks
+from orbitkv.sglang.reserver import NativeReserver
+from orbitkv.sglang.saves import SaveOrder, Saves
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+    from orbitkv.engine.selftest import Scratch
+    from orbitkv.engine.settings import Settings
+
+# How much longer than its deadline an answer is waited for: at the deadline the manager answers with what is
+# ready.
+ANSWER_GRACE_S = 0.05
+# How long a flush lets saves finish, and then waits for copies to stop.
+DRAIN_LIMIT_S = 1.0
+STOP_SLICE_MS = 100
+# Memory that copies of a lost device may touch until the process ends.
+_NEVER_FREED: list[Any] = []
+
+
+class OffError(Exception):
+    """Why the cache stays off; one clause."""
+
+
+@dataclass(frozen=True)
+class StepWord:
+    """What the leader tells all ranks in a step."""
+
+    verdicts: list[Verdict]
+    orders: list[SaveOrder]
+
+
+@dataclass
+class _QueuedLoad:
+    rid: str
+    pinned: Any
+    pages: list[int]
+    blocks: list[int]
+
+
+class OrbitKVLinker(UnifiedCacheLinker):
+    """One rank's part."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        worker: Any,
+        ranks: Ranks,
+        settings: Settings,
+        *,
+        device: KVDevice,
+        forward_stream: Any,
+        scratch: Scratch | None,
+        page_tokens: int,
+        num_layers: int,
+        pool_pages: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._worker = worker
+        self._ranks = ranks
+        self._device = device
+        self._forward_stream = forward_stream
+        self._scratch = scratch
+        self._page_tokens = page_tokens
+        self._native = load_native()
+        self.demands = Demands(
+            NativeAsker(scheduler) if scheduler is not None else None,
+            worker.pin,
+            deadline_ms=settings.lookup_deadline_ms,
+            grace_s=ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0,
+        )
+        self.saves = Saves(
+            NativeReserver(scheduler) if scheduler is not None else None, self._copy, pool_pages=pool_pages
+        )
+        self.layer_done_counter = LayerCounter(num_layers, device, slice_ms=settings.layer_wait_ms)
+        self._queued: list[_QueuedLoad] = []
+        self._loading: deque[tuple[int, LoadBatch]] = deque()
+        self._stop_reason: str | None = None
+        self._said = ""
+        # Calls of `lookup`; the tree makes none for a request of which the device has all.
+        self.lookups = 0
+        # Of the node that is about to be offloaded: the hash of the page before it, and how many there are.
+        self.place: tuple[bytes | None, int] = (None, 0)
+        self.counters: Counter[str] = Counter()
+
+    @classmethod
+    def start(cls, ctx: TreeCacheBuildContext, settings: Settings) -> OrbitKVLinker:
+        """Proves the layout and starts the clients. Raises for whatever keeps the cache off, on every rank
+        alike."""
+        ranks = Ranks(ctx.params.tp_cache_group, ctx.tp_rank, ctx.tp_size)
+        instance = ranks.new_instance()
+        made: OrbitKVLinker | None = None
+        error: Exception | None = None
+        try:
+            made = _start(ctx, settings, ranks, instance)
+        except Exception as failure:  # noqa: BLE001 - the other ranks have to hear of it
+            error = failure
+        if ranks.least([int(made is not None)])[0]:
+            return made
+        if made is not None:
+            made.close()
+        raise error if error is not None else OffError("another rank could not start; see its log")
+
+    # Gate -------------------------------------------------------------------------------------------------
+
+    def gate(self, rid: str) -> None:
+        """A request has been queued, and its lookup made."""
+        if self._stop_reason is None:
+            self.demands.gate(rid, time.monotonic())
+
+    def step(self) -> None:
+        """Once a scheduler step, on all ranks: takes in what the manager and the copies have come to."""
+        word = None
+        if self._ranks.is_leader and (len(self.demands) or len(self.saves)):
+            now = time.monotonic()
+            word = StepWord(self.demands.collect(now), self.saves.collect(now))
+            if not (word.verdicts or word.orders):
+                word = None
+        word = self._ranks.from_leader(word)
+        if word is not None:
+            self.demands.apply(word.verdicts)
+            self.saves.apply(word.orders)
+        self._settle()
+        self._say_trouble()
+
+    def _settle(self) -> None:
+        unsettled = self.demands.unsettled()
+        known = [demand.pinned.pages if demand.pinned.poll() else -1 for demand in unsettled]
+        for demand, pages in zip(unsettled, self._ranks.least(known), strict=True):
+            if pages >= 0:
+                self.demands.settle(demand, pages)
+
+    def _say_trouble(self) -> None:
+        verdict = self._worker.self_test
+        trouble = verdict if verdict.startswith("failed") else self._worker.trouble
+        if trouble != self._said:
+            self._said = trouble
+            if trouble:
+                logger.warning("OrbitKV: %s", trouble)
+
+    def stop(self, reason: str) -> None:
+        """From now on nothing is restored or saved; what has begun ends."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            self.demands.release_all()
+            logger.warning("OrbitKV off, serving without it: %s", reason)
+
+    # Loads ------------------------------------------------------------------------------------------------
+
+    def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
+        """Prefix lengths in pages that can be restored without fail; none while that is not known."""
+        self.lookups += 1
+        if self._stop_reason is not None:
+            return []
+        return list(range(1, self.demands.promised(rid, transfers[0].keys) + 1))
+
+    def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
+        """Queues what was promised. False, which ends the engine, only for what was not."""
+        transfer = transfers[0]
+        try:
+            pinned, pages = self.demands.take(rid, transfer.keys)
+        except LookupError:
+            logger.exception("OrbitKV: the engine asks for pages that were not promised")
+            return False
+        blocks = blocks_of(transfer.device_indices, self._page_tokens)
+        self._queued.append(_QueuedLoad(rid, pinned, pages, blocks))
+        return True
+
+    def start_layer_wise_loading(self) -> int:
+        """Starts what is queued, after all that may still use the pages. The index of its batch, or -1."""
+        if not self._queued:
+            return -1
+        queued, self._queued = self._queued, []
+        order = self._order()
+        loads = [load.pinned.restore(load.pages, load.blocks, **order) for load in queued]
+        batch = LoadBatch([load.rid for load in queued], loads)
+        index = self.layer_done_counter.add(batch)
+        self._loading.append((index, batch))
+        self.counters["loads"] += len(loads)
+        self.counters["load_pages"] += sum(len(load.pages) for load in queued)
+        return index
+
+    def _order(self) -> dict[str, int]:
+        """Arguments that let a copy come after all that the engine has launched, on either of its streams."""
+        if not self._device.has_streams:
+            return {}
+        self._forward_stream.wait_stream(torch.cuda.current_stream())
+        return {"stream": self._forward_stream.cuda_stream}
+
+    def cancel_queued_load(self, rid: str) -> bool:
+        """Never: the tree has the pages already, and other requests may share them."""
+        return False
+
+    def num_completed_loads(self) -> int:
+        """Batches that have landed, from the oldest on."""
+        count = 0
+        for _, batch in self._loading:
+            if not batch.has_ended():
+                break
+            count += 1
+        return count
+
+    def pop_completed_load(self) -> list[str]:
+        """Requests of the oldest batch."""
+        index, batch = self._loading.popleft()
+        self.layer_done_counter.forget(index)
+        return batch.rids
+
+    # Saves ------------------------------------------------------------------------------------------------
+
+    def offload(self, transfers: list[PoolTransfer]) -> bool:
+        """Takes the pages of a node to be saved; False leaves it to a later insert."""
+        transfer = transfers[0]
+        if self._stop_reason is not None or not transfer.keys:
+            return False
+        parent, depth = self.place
+        hashes = [hash_bytes(key) for key in transfer.keys]
+        return self.saves.offer(hashes, blocks_of(transfer.device_indices, self._page_tokens), parent, depth)
+
+    def _copy(self, ticket: bytes, blocks: list[int]) -> Any:
+        try:
+            return self._worker.save(ticket, blocks, **self._order())
+        except self._native.OrbitKVError as error:
+            warn_once("save", "OrbitKV: a save could not begin: %s", error)
+            return None
+
+    def num_completed_offloads(self) -> int:
+        """Offloads that are done, from the oldest on."""
+        return self.saves.completed()
+
+    def pop_completed_offload(self) -> bool:
+        """Whether the oldest is stored."""
+        return self.saves.pop()
+
+    # End --------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Nothing of the pool is read or written on return. Saves get a moment to finish, as a flush mostly
+        follows the requests that made them."""
+        self.demands.release_all()
+        deadline = time.monotonic() + DRAIN_LIMIT_S
+        while self._ranks.least([int(self._may_drain(deadline))])[0]:
+            self.step()
+            time.sleep(0.001)
+        self._quiesce()
+
+    def _may_drain(self, deadline: float) -> bool:
+        return self.saves.completed() < len(self.saves) and time.monotonic() < deadline
+
+    def _quiesce(self) -> None:
+        for _, batch in self._loading:
+            for load in batch.loads:
+                while not load.abort(STOP_SLICE_MS):
+                    warn_once("abort", "OrbitKV: waiting for a restore to stop")
+        for load in self._queued:
+            load.pinned.release()
+        self._queued.clear()
+        while self._loading:
+            self.layer_done_counter.forget(self._loading.popleft()[0])
+        self._worker.fence(self.saves.blocks, 0)
+        self.saves.give_up()
+
+    def close(self) -> None:
+        """Ends everything; idempotent."""
+        self.demands.release_all()
+        self._quiesce()
+        if self._scheduler is not None:
+            self._scheduler.close()
+        if not self._worker.close():
+            _NEVER_FREED.append(self._scratch)
+
+
+def _start(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, instance: str) -> OrbitKVLinker:
+    native = load_native()
+    pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    regions = regions_of(pool)
+    device = KVDevice(regions[0].tensor.device)
+    scratch = scratch_like(regions, native)
+    if (difference := probe_layout(scratch, native)) is not None:
+        raise OffError(f"layout self-test failed: {difference}")
+    registered = registration(ctx, pool, regions, settings=settings, instance=instance, environ=os.environ)
+    worker = native.WorkerClient(
+        registered,
+        rank=ranks.rank,
+        layout=native.Layout([region.as_tuple() for region in regions]),
+        scratch=scratch.layout,
+        layout_probe_passed=True,
+        copy_threads=settings.copy_threads,
+        verify_restore=settings.verify_restore,
+        device=device.name,
+        copy_method=settings.copy_method,
+    )
+    scheduler = native.SchedulerClient(registered) if ranks.is_leader else None
+    if ranks.is_leader:
+        logger.info(
+            "OrbitKV: pages of %d tokens, %d ranks x %d bytes; %s; manager at %s",
+            pool.page_size,
+            ranks.size,
+            sum(region.block_bytes for region in regions),
+            worker.method,
+            settings.socket,
+        )
+    return OrbitKVLinker(
+        scheduler,
+        worker,
+        ranks,
+        settings,
+        device=device,
+        forward_stream=getattr(ctx.tp_worker.model_runner, "forward_stream", None),
+        scratch=scratch,
+        page_tokens=pool.page_size,
+        num_layers=len(regions) // REGIONS_PER_LAYER,
+        pool_pages=regions[0].num_blocks,
+    )
