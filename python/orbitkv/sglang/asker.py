@@ -19,22 +19,23 @@ class NativeAsker:
     def ask(self, hashes: Sequence[str], deadline_ms: int) -> Any:
         """Begins a query. Without a manager it is a miss at once."""
         blob = b"".join(map(hash_bytes, hashes))
-        return self._client.query(blob, group=0, deadline_ms=deadline_ms)
+        try:
+            return self._client.query(blob, group=0, deadline_ms=deadline_ms)
+        except self._native.OrbitKVError:
+            return None
 
     def answer(self, query: Any) -> bytes | bool | None:
         """The ticket for all pages found, which hands them to the workers; None for a miss; False while there
         is no answer."""
-        state = query.poll()
-        if state == self._native.PENDING:
-            return False
-        if state != self._native.READY or query.pages == 0:
-            return None
         try:
-            return query.restore(0, query.pages)
+            if query is None or (state := query.poll()) == self._native.MISS:
+                return None
+            return query.restore(0, query.pages) if state == self._native.READY else False
         except self._native.OrbitKVError:
             # The connection was lost since, and the lease with it.
             return None
 
     def drop(self, query: Any) -> None:
         """Ends interest. Pages that were handed out stay until every worker is done with them."""
-        query.release()
+        if query is not None:
+            query.release()

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
@@ -29,6 +29,8 @@ from orbitkv.sglang.reserver import NativeReserver
 from orbitkv.sglang.saves import SaveOrder, Saves
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sglang.srt.mem_cache.hicache_storage import PoolTransfer
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
@@ -43,6 +45,9 @@ DRAIN_LIMIT_S = 1.0
 STOP_SLICE_MS = 100
 # Memory that copies of a lost device may touch until the process ends.
 _NEVER_FREED: list[Any] = []
+
+
+T = TypeVar("T")
 
 
 class OffError(Exception):
@@ -63,6 +68,23 @@ class _QueuedLoad:
     pinned: Any
     pages: list[int]
     blocks: list[int]
+
+
+class _NothingPinned:
+    """In place of pages that could not be pinned."""
+
+    pages = 0
+
+    def poll(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+def _settled(pinned: Any) -> int:
+    """Pages that can be restored, -1 while that is not known."""
+    return pinned.pages if pinned.poll() else -1
 
 
 class OrbitKVLinker(UnifiedCacheLinker):
@@ -92,7 +114,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self._native = load_native()
         self.demands = Demands(
             NativeAsker(scheduler) if scheduler is not None else None,
-            worker.pin,
+            self._pin,
             deadline_ms=settings.lookup_deadline_ms,
             grace_s=ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0,
         )
@@ -103,6 +125,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self._queued: list[_QueuedLoad] = []
         self._loading: deque[tuple[int, LoadBatch]] = deque()
         self._stop_reason: str | None = None
+        self._is_healthy = True
         self._said = ""
         # Calls of `lookup`; the tree makes none for a request of which the device has all.
         self.lookups = 0
@@ -133,26 +156,42 @@ class OrbitKVLinker(UnifiedCacheLinker):
     def gate(self, rid: str) -> None:
         """A request has been queued, and its lookup made."""
         if self._stop_reason is None:
-            self.demands.gate(rid, time.monotonic())
+            self._guard(lambda: self.demands.gate(rid, time.monotonic()), None)
 
     def step(self) -> None:
         """Once a scheduler step, on all ranks: takes in what the manager and the copies have come to."""
-        word = None
-        if self._ranks.is_leader and (len(self.demands) or len(self.saves)):
-            now = time.monotonic()
-            word = StepWord(self.demands.collect(now), self.saves.collect(now))
-            if not (word.verdicts or word.orders):
-                word = None
-        word = self._ranks.from_leader(word)
+        word = self._guard(self._collect, None)
+        word, are_healthy = self._ranks.exchange(word, is_healthy=self._is_healthy)
+        if not are_healthy:
+            self.stop("an internal error; the log of a rank names it")
         if word is not None:
             self.demands.apply(word.verdicts)
             self.saves.apply(word.orders)
         self._settle()
-        self._say_trouble()
+        self._guard(self._say_trouble, None)
+
+    def _guard(self, call: Callable[[], T], otherwise: T) -> T:
+        """An error of ours must not become the engine's. The ranks stop together, at the next step."""
+        try:
+            return call()
+        except Exception:  # noqa: BLE001 - see above
+            self._is_healthy = False
+            logger.exception("OrbitKV failed")
+            return otherwise
+
+    def _collect(self) -> StepWord | None:
+        if not self._ranks.is_leader or not (len(self.demands) or len(self.saves)):
+            return None
+        now = time.monotonic()
+        word = StepWord(self.demands.collect(now), self.saves.collect(now))
+        return word if word.verdicts or word.orders else None
+
+    def _pin(self, ticket: bytes) -> Any:
+        return self._guard(lambda: self._worker.pin(ticket), _NothingPinned())
 
     def _settle(self) -> None:
         unsettled = self.demands.unsettled()
-        known = [demand.pinned.pages if demand.pinned.poll() else -1 for demand in unsettled]
+        known = [self._guard(lambda pin=demand.pinned: _settled(pin), 0) for demand in unsettled]
         for demand, pages in zip(unsettled, self._ranks.least(known), strict=True):
             if pages >= 0:
                 self.demands.settle(demand, pages)
@@ -167,19 +206,23 @@ class OrbitKVLinker(UnifiedCacheLinker):
 
     def stop(self, reason: str) -> None:
         """From now on nothing is restored or saved; what has begun ends."""
-        if self._stop_reason is None:
-            self._stop_reason = reason
-            self.demands.release_all()
-            logger.warning("OrbitKV off, serving without it: %s", reason)
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        logger.warning("OrbitKV off, serving without it: %s", reason)
+        self._guard(self.demands.release_all, None)
+        self._guard(lambda: self._worker.fence(self.saves.blocks, 0), 0)
+        self.saves.end_all()
 
     # Loads ------------------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
         """Prefix lengths in pages that can be restored without fail; none while that is not known."""
         self.lookups += 1
-        if self._stop_reason is not None:
+        if self._stop_reason is not None or not self._is_healthy:
             return []
-        return list(range(1, self.demands.promised(rid, transfers[0].keys) + 1))
+        promised = self._guard(lambda: self.demands.promised(rid, transfers[0].keys), 0)
+        return list(range(1, promised + 1))
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Queues what was promised. False, which ends the engine, only for what was not."""

@@ -11,6 +11,19 @@ if TYPE_CHECKING:
     from orbitkv.sglang.saves import Offload
 
 
+class _Refused:
+    """A reservation that could not be asked for."""
+
+    def poll(self) -> bool:
+        return True
+
+    def statuses(self) -> list[int]:
+        return []
+
+    def abandon(self) -> None:
+        return None
+
+
 class NativeReserver:
     """Asks the manager for slots."""
 
@@ -25,12 +38,15 @@ class NativeReserver:
 
     def reserve(self, offload: Offload, pages: range) -> Any:
         """Asks for slots for these pages of an offload."""
-        return self._client.reserve(
-            b"".join(offload.hashes[pages.start : pages.stop]),
-            parent=offload.hashes[pages.start - 1] if pages.start else offload.parent,
-            first_depth=offload.depth + pages.start,
-            group=0,
-        )
+        try:
+            return self._client.reserve(
+                b"".join(offload.hashes[pages.start : pages.stop]),
+                parent=offload.hashes[pages.start - 1] if pages.start else offload.parent,
+                first_depth=offload.depth + pages.start,
+                group=0,
+            )
+        except self._native.OrbitKVError:
+            return _Refused()
 
     def grants(self, reservation: Any, count: int) -> list[Grant] | None:
         """What became of each of `count` pages, or None while there is no answer. Without one, as after the

@@ -186,10 +186,18 @@ class Saves:
         self._open_pages -= len(offload.hashes)
         return offload.is_stored
 
-    def give_up(self) -> None:
-        """Forgets all offloads. Their copies, where some run, are the caller's to stop."""
+    def end_all(self) -> None:
+        """All offloads are done and not stored. Their copies, where some run, are the caller's to stop
+        first."""
         for offload in self._offloads:
             if offload.reservation is not None:
                 self._reserver.abandon(offload.reservation)
+                offload.reservation = None
+            offload.copies = []
+            offload.is_answered, offload.is_stored = True, False
+
+    def give_up(self) -> None:
+        """Forgets all offloads, as `end_all` ends them."""
+        self.end_all()
         self._offloads.clear()
         self._open_pages = 0
