@@ -1,5 +1,5 @@
-"""Fixtures of the tests on SGLang's own tree and pools in this process: no engine, no model. They need SGLang's
-environment and a wheel with test hooks; in the environment of another engine none of them is collected."""
+"""Fixtures of the tests on SGLang's own tree and pools in this process: no engine, no model. They need the
+environment of SGLang and a wheel with test hooks; in that of another engine none of them is collected."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-for place in (HERE.parent / "engine", HERE.parent / "shared", HERE):
-    sys.path.insert(0, str(place))
-if importlib.util.find_spec("sglang") is None:
-    collect_ignore_glob = ["test_*.py"]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+# The manager process, hold points and waits are those of the engine tests.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 
 from support.holds import Holds, hooks_directory, listen
 from support.manager import Manager
 
+if importlib.util.find_spec("sglang") is None:
+    collect_ignore_glob = ["test_*.py"]
 # SGLang reads them when it is imported.
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -65,7 +66,7 @@ def holds(test_dir: Path) -> Iterator[Holds]:
 
 @pytest.fixture
 def new_tree(test_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
-    """Builds the tree cache that SGLang would, on a manager or on a socket where there is none; `settings` are
+    """Builds the tree cache as SGLang does, on a manager or on a socket where there is none; `settings` are
     the adapter's. They end with the test."""
     from tree import Tree
 

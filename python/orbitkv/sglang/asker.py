@@ -35,6 +35,10 @@ class NativeAsker:
             # The connection was lost since, and the lease with it.
             return None
 
+    def timed_out(self, query: Any) -> bool:
+        """Whether the client, or the manager, has ended it at its deadline without a page."""
+        return query is not None and query.miss_reason == "deadline"
+
     def drop(self, query: Any) -> None:
         """Ends interest. Pages that were handed out stay until every worker is done with them."""
         if query is not None:

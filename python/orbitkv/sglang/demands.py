@@ -31,6 +31,9 @@ class Asker(Protocol):
     def answer(self, query: Any) -> bytes | bool | None:
         """A ticket, None for a miss, False while there is no answer."""
 
+    def timed_out(self, query: Any) -> bool:
+        """Of a miss: whether time alone made it one."""
+
     def drop(self, query: Any) -> None:
         """Nobody wants the answer any more."""
 
@@ -141,7 +144,8 @@ class Demands:
             if demand.state is State.WANTED:
                 self._ask(demand, now)
             ticket = self._asker.answer(demand.query) if demand.state is State.ASKED else False
-            if ticket is False and now >= demand.deadline + self._grace_s:
+            is_late = ticket is False and now >= demand.deadline + self._grace_s
+            if is_late or (ticket is None and self._asker.timed_out(demand.query)):
                 self.counters["lookup_timeouts"] += 1
                 ticket = None
             if ticket is not False:

@@ -21,6 +21,8 @@ MAX_PAGES = 8192
 MAX_POOL_SHARE = 0.5
 MAX_TRIES = 7
 FIRST_RETRY_S = 0.005
+# An offload without slots by then is given up: a manager that does not answer must not keep the tree locked.
+ANSWER_LIMIT_S = 2.0
 
 
 class Reserver(Protocol):
@@ -76,6 +78,7 @@ class Offload:
     reservation: Any = None
     tries: int = 0
     retry_at: float = 0.0
+    give_up_at: float = 0.0
     # Every rank.
     copies: list[Any] = field(default_factory=list)
     is_answered: bool = False
@@ -130,14 +133,24 @@ class Saves:
         for offload in self._offloads:
             if offload.is_answered:
                 continue
-            if offload.reservation is None:
-                if now >= offload.retry_at:
-                    self._reserve(offload, offload.waiting)
-                continue
-            grants = self._reserver.grants(offload.reservation, len(offload.waiting))
+            offload.give_up_at = offload.give_up_at or now + ANSWER_LIMIT_S
+            if offload.reservation is None and now >= offload.retry_at:
+                self._reserve(offload, offload.waiting)
+            grants = None
+            if offload.reservation is not None:
+                grants = self._reserver.grants(offload.reservation, len(offload.waiting))
             if grants is not None:
                 orders.append(self._order(offload, grants, now))
+            elif now >= offload.give_up_at:
+                self._abandon(offload)
+                self.counters["offloads_unanswered"] += 1
+                orders.append(SaveOrder(offload.serial, None, [], is_last=True, is_stored=False))
         return orders
+
+    def _abandon(self, offload: Offload) -> None:
+        reservation, offload.reservation = offload.reservation, None
+        if reservation is not None:
+            self._reserver.abandon(reservation)
 
     def _order(self, offload: Offload, grants: list[Grant], now: float) -> SaveOrder:
         reservation, offload.reservation = offload.reservation, None
@@ -190,9 +203,7 @@ class Saves:
         """All offloads are done and not stored. Their copies, where some run, are the caller's to stop
         first."""
         for offload in self._offloads:
-            if offload.reservation is not None:
-                self._reserver.abandon(offload.reservation)
-                offload.reservation = None
+            self._abandon(offload)
             offload.copies = []
             offload.is_answered, offload.is_stored = True, False
 

@@ -1,0 +1,136 @@
+"""Pages that the tree inserts are saved, and lock their nodes no longer than that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.holds import COMMIT, COPY_SAVE, Holds
+from support.manager import Manager
+from tree import POOL_TOKENS, Tree, prompt
+
+Build = Callable[..., Tree]
+
+
+def stored_pages(tree: Tree) -> int:
+    tree.manager.wait_saved()
+    return tree.manager.counters()["saved_pages"]
+
+
+def test_nodes_are_locked_until_their_pages_are_copied(tree: Tree, holds: Holds) -> None:
+    holds.hold(COPY_SAVE)
+    tree.run(prompt(1, 320))
+    tree.until(lambda: holds.reached(COPY_SAVE) == 5, "five pages are about to be copied")
+    tree.step()
+    assert tree.cache.protected_size() == 320
+    holds.release(COPY_SAVE)
+    tree.settle()
+    assert tree.cache.protected_size() == 0
+    tree.assert_drained()
+
+
+def test_a_page_is_saved_once(tree: Tree) -> None:
+    """Not again for the request that restored it, nor for one that finds it on the device, nor where the
+    manager has it already."""
+    tokens = prompt(2, 320)
+    tree.run(tokens)
+    tree.settle()
+    assert tree.linker.saves.counters["pages_saved"] == 5
+    tree.run(tokens)
+    tree.flush()
+    tree.run([*tokens, *prompt(3, 64)])
+    tree.settle()
+    # The page behind the restored ones, alone.
+    assert tree.linker.saves.counters["pages_saved"] == 6
+    tree.flush()
+    assert tree.run([*tokens, *prompt(3, 65)]).restored == 384
+    tree.assert_drained()
+
+
+def test_too_much_at_once_is_left_for_later(tree: Tree, holds: Holds) -> None:
+    """Locked pages cannot be evicted, so at most half of the pool is."""
+    holds.hold(COPY_SAVE)
+    for seed in range(3):
+        tree.run(prompt(10 + seed, POOL_TOKENS // 4))
+        tree.step()
+    assert len(tree.linker.saves) == 2
+    assert tree.linker.saves.counters["offloads_refused"] == 1
+    assert tree.cache.protected_size() == POOL_TOKENS // 2
+    # The pool goes round all the same.
+    tree.run(prompt(20, POOL_TOKENS // 4))
+    tree.run(prompt(21, POOL_TOKENS // 4))
+    holds.release(COPY_SAVE)
+    tree.settle()
+    # What was refused is offered again when it is inserted again.
+    saved = tree.linker.saves.counters["pages_saved"]
+    tree.run(prompt(12, POOL_TOKENS // 4))
+    tree.settle()
+    assert tree.linker.saves.counters["pages_saved"] > saved
+
+
+@pytest.mark.parametrize("point", [COPY_SAVE, COMMIT])
+def test_a_flush_ends_saves(tree: Tree, holds: Holds, point: str) -> None:
+    """It gives them a moment, and stops those that are still held up. Nothing of the pool is read
+    afterwards."""
+    tokens = prompt(4, 320)
+    holds.hold(point)
+    tree.run(tokens)
+    tree.until(lambda: holds.reached(point) == 5, "its pages are being saved")
+    tree.flush()
+    holds.release(point)
+    tree.settle()
+    tree.assert_drained()
+    again = tree.run(tokens)
+    assert tree.is_right(again)
+    assert again.restored == (256 if point == COMMIT else 0)
+
+
+def test_a_manager_that_dies_unlocks_what_is_being_saved(tree: Tree, holds: Holds) -> None:
+    holds.hold(COPY_SAVE)
+    tree.run(prompt(5, 320))
+    tree.until(lambda: holds.reached(COPY_SAVE) == 5, "its pages are being saved")
+    tree.manager.kill()
+    tree.settle()
+    assert tree.cache.protected_size() == 0
+
+
+def test_a_manager_that_does_not_answer_unlocks_in_the_end(tree: Tree) -> None:
+    tree.manager.freeze()
+    tree.run(prompt(6, 320))
+    assert tree.cache.protected_size() == 320
+    tree.settle()
+    assert tree.cache.protected_size() == 0
+    assert tree.linker.saves.counters["offloads_unanswered"] == 1
+    tree.manager.thaw()
+    tree.assert_drained()
+
+
+def test_a_pool_without_room_refuses_and_the_engine_goes_on(
+    new_manager: Callable[..., Manager], new_tree: Build
+) -> None:
+    """All of it is smaller than a prompt."""
+    tree = new_tree(new_manager(pool_size="2mib"))
+    for seed in range(4):
+        tree.run(prompt(30 + seed, 640))
+    tree.settle()
+    tree.flush()
+    again = tree.run(prompt(30, 640))
+    assert tree.is_right(again)
+    tree.settle()
+    tree.assert_drained()
+
+
+def test_replaced_weights_end_the_cache(tree: Tree) -> None:
+    """Pages are named by the weights that the engine started with."""
+    from orbitkv.sglang.factory import stop_serving
+
+    tokens = prompt(7, 320)
+    tree.run(tokens)
+    tree.settle()
+    stop_serving("the weights of the running engine were replaced")
+    tree.flush()
+    again = tree.run(tokens)
+    tree.settle()
+    assert again.restored == 0
+    assert tree.is_right(again)
+    assert tree.linker.saves.counters["pages_saved"] == 5
