@@ -107,7 +107,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log.logger.addHandler(handler)
     # Whatever level the environment asks for.
     log.logger.setLevel(logging.INFO)
-    monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(log._once, "_said", set())
     yield said
     log.logger.setLevel(level)
     log.logger.removeHandler(handler)

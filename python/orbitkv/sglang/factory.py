@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from orbitkv.engine.settings import Settings, SettingsError
 from orbitkv.sglang.log import logger
-from orbitkv.sglang.support import why_unsupported
+from orbitkv.sglang.support import OffError, why_unsupported
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
@@ -33,7 +33,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
             return _build(ctx, settings)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the cache, the engine starts
             logger.debug("OrbitKV could not start", exc_info=True)
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, OffError) else f"{type(error).__name__}: {error}"
     logger.warning("OrbitKV off, serving without it: %s", reason)
     return build_plain(ctx)
 

@@ -27,6 +27,7 @@ from orbitkv.sglang.namespace import hash_bytes, registration
 from orbitkv.sglang.ranks import Ranks
 from orbitkv.sglang.reserver import NativeReserver
 from orbitkv.sglang.saves import SaveOrder, Saves
+from orbitkv.sglang.support import OffError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,10 +49,6 @@ _NEVER_FREED: list[Any] = []
 
 
 T = TypeVar("T")
-
-
-class OffError(Exception):
-    """Why the cache stays off; one clause."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Of what this adapter writes into a page, and of how it names one. Raise it when either changes.
 FORMAT = 1
 HASH_HEX_DIGITS = 64
+# SGLang draws dummy weights from a generator with a seed of its own, whatever the engine's.
+DUMMY_SEED = 1234
 
 
 def namespace_fields(
@@ -59,7 +61,7 @@ def _model_fields(ctx: TreeCacheBuildContext) -> dict[str, Any]:
         model.hf_config.to_dict(),
         model.model_path,
         getattr(model, "revision", None),
-        dummy_seed=args.random_seed or 0 if is_dummy else None,
+        dummy_seed=DUMMY_SEED if is_dummy else None,
     )
 
 

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 MIN_PAGE_TOKENS = 16
 
 
+class OffError(Exception):
+    """Why the cache stays off; one clause."""
+
+
 def why_unsupported(ctx: TreeCacheBuildContext) -> str | None:
     """One clause saying what this version cannot cache, or None. All ranks come to the same answer."""
     return (
         _mode_reason(ctx)
         or _parallel_reason(ctx)
         or _model_reason(ctx)
-        or _graph_reason(ctx.server_args)
+        or _graph_reason()
         or pool_reason(ctx.params.token_to_kv_pool_allocator.get_kvcache())
     )
 
@@ -74,15 +78,20 @@ def _model_reason(ctx: TreeCacheBuildContext) -> str | None:
     return None
 
 
-def _graph_reason(args: Any) -> str | None:
+def _graph_reason() -> str | None:
     """Inside a whole graph nobody waits for layers."""
-    config = getattr(args, "cuda_graph_config", None)
-    prefill = getattr(config, "prefill", None)
-    backend = getattr(prefill, "backend", None) or getattr(args, "cuda_graph_backend_prefill", None)
-    name = str(getattr(backend, "value", backend) or "").lower()
-    if name in ("full", "tc_piecewise"):
-        return f"the prefill graph backend is {name!r}; set --cuda-graph-backend-prefill breakable"
+    if (backend := prefill_graph_backend()) in ("full", "tc_piecewise"):
+        return f"the prefill graph backend is {backend!r}; set --cuda-graph-backend-prefill breakable"
     return None
+
+
+def prefill_graph_backend() -> str:
+    """How the engine runs the forward pass of prompts; empty if it says nothing."""
+    from sglang.srt.runtime_context import get_exec
+
+    config = get_exec().graph.cuda_graph_config
+    backend = getattr(getattr(config, "prefill", None), "backend", None)
+    return str(getattr(backend, "value", backend) or "")
 
 
 def pool_reason(pool: Any) -> str | None:
