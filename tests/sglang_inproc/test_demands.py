@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from orbitkv.engine.ahead import Mode
 from orbitkv.sglang import demands as module
 from orbitkv.sglang.demands import Demands, State, Verdict
 
@@ -21,9 +22,36 @@ class Query:
     drops: int = 0
 
 
+@dataclass(eq=False)
+class Preparation:
+    hashes: tuple[str, ...]
+    keeps: int = 0
+    cancels: int = 0
+
+
 @dataclass
 class FakeAsker:
     queries: list[Query] = field(default_factory=list)
+    preparations: list[Preparation] = field(default_factory=list)
+    claims: list[Preparation] = field(default_factory=list)
+    warmed: list[tuple[str, ...]] = field(default_factory=list)
+
+    def prepare(self, hashes: tuple[str, ...]) -> Preparation:
+        self.preparations.append(Preparation(hashes))
+        return self.preparations[-1]
+
+    def keep(self, preparation: Preparation) -> None:
+        preparation.keeps += 1
+
+    def claim(self, preparation: Preparation, deadline_ms: int) -> Query:
+        self.claims.append(preparation)
+        return self.ask(preparation.hashes, deadline_ms)
+
+    def cancel(self, preparation: Preparation) -> None:
+        preparation.cancels += 1
+
+    def warm_up(self, hashes: tuple[str, ...]) -> None:
+        self.warmed.append(hashes)
 
     def ask(self, hashes: tuple[str, ...], deadline_ms: int) -> Query:
         self.queries.append(Query(hashes, deadline_ms))
@@ -51,10 +79,10 @@ class Pinned:
 class World:
     """One leader and its pins."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = Mode.OFF) -> None:
         self.asker = FakeAsker()
         self.pins: list[Pinned] = []
-        self.demands = Demands(self.asker, self._pin, deadline_ms=500, grace_s=0.05)
+        self.demands = Demands(self.asker, self._pin, deadline_ms=500, grace_s=0.05, mode=mode)
 
     def _pin(self, ticket: bytes) -> Pinned:
         self.pins.append(Pinned(ticket))
@@ -104,10 +132,10 @@ def test_nothing_is_asked_before_the_request_waits(world: World) -> None:
     world.demands.promised("a", PAGES)
     world.step(1.0)
     assert world.asker.queries == []
-    assert world.demands.may_start("a")
+    assert world.demands.may_start("a", 0.0)
     world.demands.gate("a", 1.0)
     assert [query.deadline_ms for query in world.asker.queries] == [500]
-    assert not world.demands.may_start("a")
+    assert not world.demands.may_start("a", 0.0)
 
 
 def test_the_same_pages_are_asked_for_once(world: World) -> None:
@@ -130,9 +158,9 @@ def test_a_deadline_ends_a_wait_without_another_lookup(world: World) -> None:
     world.demands.promised("a", PAGES)
     world.demands.gate("a", 10.0)
     assert world.step(10.54) == []
-    assert not world.demands.may_start("a")
+    assert not world.demands.may_start("a", 0.0)
     assert len(world.step(10.55)) == 1
-    assert world.demands.may_start("a")
+    assert world.demands.may_start("a", 0.0)
     assert world.asker.queries[0].drops == 1
     assert world.demands.counters["lookup_timeouts"] == 1
 
@@ -142,9 +170,9 @@ def test_a_deadline_ends_a_check_and_lets_the_pages_go(world: World) -> None:
     world.demands.gate("a", 0.0)
     world.asker.queries[0].answer = b"ticket"
     world.step(0.1)
-    assert not world.demands.may_start("a")
+    assert not world.demands.may_start("a", 0.0)
     world.step(0.6)
-    assert world.demands.may_start("a")
+    assert world.demands.may_start("a", 0.0)
     assert world.demands.unsettled() == []
     assert world.pins[0].releases == 1
 
@@ -172,7 +200,7 @@ def test_a_release_gives_everything_back_once(world: World, answer: str) -> None
 def test_pages_of_which_none_can_be_restored_are_a_miss(world: World) -> None:
     pinned = world.ready("a", PAGES, 0)
     assert pinned.releases == 1
-    assert world.demands.may_start("a")
+    assert world.demands.may_start("a", 0.0)
     assert world.demands.promised("a", PAGES) == 0
 
 
@@ -182,13 +210,13 @@ def test_beyond_the_limit_requests_take_turns(world: World, monkeypatch: pytest.
         world.demands.promised(rid, PAGES)
         world.demands.gate(rid, 0.0)
     assert len(world.asker.queries) == 2
-    assert not world.demands.may_start("c")
+    assert not world.demands.may_start("c", 0.0)
     world.demands.release("a")
     world.step(0.2)
     assert [query.deadline_ms for query in world.asker.queries] == [500, 500, 300]
     world.demands.release("b")
     world.step(0.56)
-    assert world.demands.may_start("c"), "its own deadline counts from its queueing"
+    assert world.demands.may_start("c", 0.0), "its own deadline counts from its queueing"
 
 
 def test_the_others_follow_the_leader(world: World) -> None:
@@ -205,6 +233,44 @@ def test_the_others_follow_the_leader(world: World) -> None:
     for demands in (world.demands, follower):
         [demand] = demands.unsettled()
         assert (demand.rid, demand.pinned.ticket, demand.state) == ("a", b"ticket", State.PINNED)
-        assert (demands.may_start("a"), demands.may_start("c")) == (False, True)
+        assert (demands.may_start("a", 0.0), demands.may_start("c", 0.0)) == (False, True)
         demands.settle(demand, 4)
         assert demands.promised("a", PAGES) == 4
+
+
+def test_the_first_four_that_wait_for_room_are_read_ahead() -> None:
+    """Each is held until it is claimed, with a deadline from then on, or gone."""
+    world = World(Mode.PREPARE)
+    for rid in "abcdef":
+        world.demands.promised(rid, [*PAGES[:1], rid * 64])
+        world.demands.gate(rid, 0.0)
+    for now in (1.0, 2.0, 3.0):
+        assert world.step(now) == []
+    asker = world.asker
+    assert [preparation.hashes[1][0] for preparation in asker.preparations] == list("abcd")
+    assert [preparation.keeps for preparation in asker.preparations] == [2, 2, 2, 2]
+    assert asker.queries == []
+    assert not world.demands.may_start("b", 5.0)
+    assert asker.claims == [asker.preparations[1]]
+    assert asker.queries[0].deadline_ms == 500
+    world.demands.release("a")
+    assert [preparation.cancels for preparation in asker.preparations] == [1, 0, 0, 0]
+    assert world.step(5.1) == []
+    assert [preparation.hashes[1][0] for preparation in asker.preparations] == list("abcdef")
+    assert not world.demands.may_start("b", 5.4)
+    assert len(world.step(5.55)) == 1
+    assert world.demands.may_start("b", 5.6)
+    world.demands.release_all()
+    assert [preparation.cancels for preparation in asker.preparations] == [1, 0, 1, 1, 1, 1]
+
+
+def test_a_warm_up_holds_nothing() -> None:
+    world = World(Mode.WARM_UP)
+    for rid in "abcdef":
+        world.demands.promised(rid, [*PAGES[:1], rid * 64])
+        world.demands.gate(rid, 0.0)
+        world.step(0.1)
+    assert [hashes[1][0] for hashes in world.asker.warmed] == list("abcd")
+    assert not world.demands.may_start("a", 1.0)
+    assert len(world.asker.queries) == 1
+    assert world.asker.claims == []

@@ -229,6 +229,32 @@ def test_a_manager_that_stops_answering_ends_at_the_deadline(manager: Manager, n
     tree.assert_drained()
 
 
+def test_waiting_requests_are_prepared_and_claimed(manager: Manager, new_tree: Build) -> None:
+    """The first four of the queue; what an abort or the next in line gives up goes back."""
+    tree = new_tree(manager, prepare_requests=True)
+    prompts = [prompt(40 + index, 320) for index in range(6)]
+    for tokens in prompts:
+        tree.run(tokens)
+        tree.settle()
+    tree.flush()
+    before = tree.linker._scheduler.stats()
+    requests = [tree.enqueue(tokens) for tokens in prompts]
+
+    def since(counter: str) -> int:
+        return tree.linker._scheduler.stats()[counter] - before[counter]
+
+    tree.until(lambda: since("preparations") == 4, "four are prepared")
+    for _ in range(20):
+        tree.step()
+    assert (since("preparations"), since("queries")) == (4, 0)
+    tree.wait_start(requests[1])
+    assert tree.match(requests[1]).host_hit_length == 256
+    assert since("preparations_claimed") == 1
+    for request in requests:
+        tree.cache.release_aborted_request(request.handle)
+    tree.assert_drained()
+
+
 def test_rounds_of_aborts_leave_nothing(tree: Tree, stored: list[int]) -> None:
     """At whatever point each finds its request."""
     restored = 0

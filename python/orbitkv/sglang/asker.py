@@ -24,6 +24,32 @@ class NativeAsker:
         except self._native.OrbitKVError:
             return None
 
+    def prepare(self, hashes: Sequence[str]) -> Any:
+        """Has the pages read ahead and held for a claim."""
+        try:
+            return self._client.prepare_prefix(b"".join(map(hash_bytes, hashes)), group=0)
+        except self._native.OrbitKVError:
+            return None
+
+    def keep(self, preparation: Any) -> None:
+        """Holds them for another second."""
+        preparation.poll()
+
+    def claim(self, preparation: Any, deadline_ms: int) -> Any:
+        """The query that takes them over; an ordinary one where they are gone."""
+        try:
+            return preparation.claim(deadline_ms=deadline_ms)
+        except self._native.OrbitKVError:
+            return None
+
+    def cancel(self, preparation: Any) -> None:
+        """Gives them back."""
+        preparation.cancel()
+
+    def warm_up(self, hashes: Sequence[str]) -> None:
+        """Has the pages read ahead, for nobody in particular."""
+        self._client.warm_up(b"".join(map(hash_bytes, hashes)), group=0)
+
     def answer(self, query: Any) -> bytes | bool | None:
         """The ticket for all pages found, which hands them to the workers; None for a miss; False while there
         is no answer."""

@@ -56,7 +56,7 @@ class OrbitKVRadixCache(UnifiedRadixCache):
 
     def check_prefetch_progress(self, request: CacheRequestHandle) -> bool:
         """Whether a waiting request may start. One that may not is passed over, and no other with it."""
-        return self._ours.demands.may_start(request.rid)
+        return self._ours.may_start(request.rid)
 
     def pop_prefetch_loaded_span(self, request: CacheRequestHandle) -> tuple[int, int | None]:
         """Nothing is loaded before admission."""

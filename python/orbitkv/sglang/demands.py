@@ -15,7 +15,10 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Protocol
+
+from orbitkv.engine.ahead import WINDOW, Mode
 
 # Queries of one engine under way or answered and not used; below the manager's 128 operations of a session. A
 # request beyond them has its query begun when another's has ended.
@@ -27,6 +30,21 @@ class Asker(Protocol):
 
     def ask(self, hashes: Sequence[str], deadline_ms: int) -> Any:
         """Begins a query for these pages, a prefix from the first one on."""
+
+    def prepare(self, hashes: Sequence[str]) -> Any:
+        """Has the pages read ahead and held for a claim; kept by `keep`."""
+
+    def keep(self, preparation: Any) -> None:
+        """Holds them for another second."""
+
+    def claim(self, preparation: Any, deadline_ms: int) -> Any:
+        """The query that takes them over."""
+
+    def cancel(self, preparation: Any) -> None:
+        """Gives them back."""
+
+    def warm_up(self, hashes: Sequence[str]) -> None:
+        """Has the pages read ahead, for nobody in particular."""
 
     def answer(self, query: Any) -> bytes | bool | None:
         """A ticket, None for a miss, False while there is no answer."""
@@ -65,7 +83,10 @@ class Demand:
     hashes: tuple[str, ...]
     state: State = State.WANTED
     is_gated: bool = False
-    deadline: float = 0.0
+    # Monotonic seconds; there once the request waits for its query.
+    deadline: float | None = None
+    had_turn: bool = False
+    preparation: Any = None
     query: Any = None
     pinned: Any = None
     pages: int = 0
@@ -82,12 +103,19 @@ class Demands:
     """All demands of one rank, by request."""
 
     def __init__(
-        self, asker: Asker | None, pin: Callable[[bytes], Any], *, deadline_ms: int, grace_s: float
+        self,
+        asker: Asker | None,
+        pin: Callable[[bytes], Any],
+        *,
+        deadline_ms: int,
+        grace_s: float,
+        mode: Mode = Mode.OFF,
     ) -> None:
         self._asker = asker
         self._pin = pin
         self._deadline_ms = deadline_ms
         self._grace_s = grace_s
+        self._mode = mode
         self._demands: dict[str, Demand] = {}
         self._next_serial = 1
         self.counters: Counter[str] = Counter()
@@ -119,27 +147,58 @@ class Demands:
         demand = self._demands.get(rid)
         if demand is not None and not demand.is_gated:
             demand.is_gated = True
-            demand.deadline = now + self._deadline_ms / 1000
-            self._ask(demand, now)
+            if self._mode is Mode.OFF:
+                self._begin(demand, now)
 
-    def may_start(self, rid: str) -> bool:
-        """Whether the request need not wait any longer."""
+    def may_start(self, rid: str, now: float) -> bool:
+        """The engine has room for the request: whether it need not wait any longer. Where pages are read
+        ahead, its query begins with the first time that this is asked."""
         demand = self._demands.get(rid)
-        return demand is None or not demand.is_gated or demand.state in (State.READY, State.OVER)
+        if demand is None or not demand.is_gated or demand.state in (State.READY, State.OVER):
+            return True
+        if demand.deadline is None:
+            self._begin(demand, now)
+        return False
+
+    def _begin(self, demand: Demand, now: float) -> None:
+        demand.deadline = now + self._deadline_ms / 1000
+        self._ask(demand, now)
 
     def _ask(self, demand: Demand, now: float) -> None:
         if self._asker is None or self.open >= MAX_OPEN:
             return
-        left_ms = int((demand.deadline - now) * 1000)
-        demand.query = self._asker.ask(demand.hashes, max(1, left_ms))
+        left_ms = max(1, int((demand.deadline - now) * 1000))
+        preparation, demand.preparation = demand.preparation, None
+        if preparation is not None:
+            demand.query = self._asker.claim(preparation, left_ms)
+        else:
+            demand.query = self._asker.ask(demand.hashes, left_ms)
+        demand.had_turn = True
         demand.state = State.ASKED
         self.counters["lookups"] += 1
 
+    def _look_ahead(self) -> None:
+        """Reads for the first of the requests that wait for room. Each has one turn."""
+        waiting = (demand for demand in self._demands.values() if demand.is_gated and demand.deadline is None)
+        for demand in islice(waiting, WINDOW):
+            if demand.preparation is not None:
+                self._asker.keep(demand.preparation)
+            elif not demand.had_turn:
+                demand.had_turn = True
+                if self._mode is Mode.PREPARE:
+                    demand.preparation = self._asker.prepare(demand.hashes)
+                    self.counters["preparations"] += 1
+                else:
+                    self._asker.warm_up(demand.hashes)
+                    self.counters["warm_ups"] += 1
+
     def collect(self, now: float) -> list[Verdict]:
         """Leader: what was learned since the last call, deadlines included."""
+        if self._mode is not Mode.OFF:
+            self._look_ahead()
         verdicts = []
         for demand in self._demands.values():
-            if not demand.is_gated or demand.state in (State.READY, State.OVER):
+            if demand.deadline is None or demand.state in (State.READY, State.OVER):
                 continue
             if demand.state is State.WANTED:
                 self._ask(demand, now)
@@ -197,6 +256,8 @@ class Demands:
         demand = self._demands.pop(rid, None)
         if demand is not None:
             self._drop_query(demand)
+            if demand.preparation is not None:
+                self._asker.cancel(demand.preparation)
             self._let_go(demand)
 
     def release_all(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 
+from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.engine.selftest import probe_layout, scratch_like
@@ -114,6 +115,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
             self._pin,
             deadline_ms=settings.lookup_deadline_ms,
             grace_s=ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0,
+            mode=choose_mode(settings, logger, world_size=ranks.size),
         )
         self.saves = Saves(
             NativeReserver(scheduler) if scheduler is not None else None, self._copy, pool_pages=pool_pages
@@ -154,6 +156,10 @@ class OrbitKVLinker(UnifiedCacheLinker):
         """A request has been queued, and its lookup made."""
         if self._stop_reason is None:
             self._guard(lambda: self.demands.gate(rid, time.monotonic()), None)
+
+    def may_start(self, rid: str) -> bool:
+        """The engine has room for a waiting request: whether it may start."""
+        return self._guard(lambda: self.demands.may_start(rid, time.monotonic()), True)
 
     def step(self) -> None:
         """Once a scheduler step, on all ranks: takes in what the manager and the copies have come to."""

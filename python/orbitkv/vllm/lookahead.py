@@ -10,7 +10,6 @@ Each request has one turn: neither a miss nor a preemption reads ahead for it ag
 
 from __future__ import annotations
 
-import enum
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -18,50 +17,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from orbitkv.engine.ahead import WINDOW, Mode
 from orbitkv.engine.native import load_native
 from orbitkv.vllm.extent import Extent, usable_blocks
-from orbitkv.vllm.log import logger
 from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
-    from orbitkv.engine.settings import Settings
     from orbitkv.vllm.trace import NoTrace
     from orbitkv.vllm.worth import Worth
-
-# Also the manager's limit of preparations for one client.
-WINDOW = 4
-
-
-class Mode(enum.Enum):
-    """What is done for a request that waits."""
-
-    OFF = enum.auto()
-    PREPARE = enum.auto()
-    WARM_UP = enum.auto()
-
-
-def choose_mode(settings: Settings, *, world_size: int) -> Mode:
-    """What the switches ask for, or OFF with one line that says why not."""
-    if not (settings.prepare_requests or settings.queue_warmup):
-        return Mode.OFF
-    if settings.prepare_requests and settings.queue_warmup:
-        logger.warning(
-            "OrbitKV: ORBITKV_PREPARE_REQUESTS and ORBITKV_QUEUE_WARMUP are both set; neither is used, the "
-            "rest of the cache is. Set one of them."
-        )
-        return Mode.OFF
-    if world_size > 1:
-        logger.warning(
-            "OrbitKV: requests are not read ahead, as ORBITKV_%s asks: the engine has %d ranks, and only 1 "
-            "is supported. The rest of the cache is used.",
-            "PREPARE_REQUESTS" if settings.prepare_requests else "QUEUE_WARMUP",
-            world_size,
-        )
-        return Mode.OFF
-    return Mode.PREPARE if settings.prepare_requests else Mode.WARM_UP
 
 
 class Preparation:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.platforms import current_platform
 
+from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.native import load_native
 from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
 from orbitkv.vllm.log import logger, warn_once
-from orbitkv.vllm.lookahead import Lookahead, choose_mode
+from orbitkv.vllm.lookahead import Lookahead
 from orbitkv.vllm.lookup import Lookups
 from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.requests import Answer, Phase, RequestRecord
@@ -59,7 +60,7 @@ class SchedulerSide:
             f"manager at {settings.socket}"
         )
         self._client = load_native().SchedulerClient(registration)
-        mode = choose_mode(settings, world_size=world_size)
+        mode = choose_mode(settings, logger, world_size=world_size)
         self._trace = open_trace(settings, page_bytes=page_bytes * world_size, side="scheduler")
         self._worth = Worth(
             self._client, settings, block_tokens=block_tokens, page_bytes=page_bytes, world_size=world_size
