@@ -30,8 +30,8 @@ class CopyWay:
     """An instance of OrbitKV in a namespace of its own, on memory that lies as the engine's KV does."""
 
     def __init__(self, socket: str, regions: list[Any]) -> None:
-        from orbitkv.vllm.native import load_native
-        from orbitkv.vllm.selftest import scratch_like
+        from orbitkv.engine.native import load_native
+        from orbitkv.engine.selftest import scratch_like
 
         self._native = native = load_native()
         self._memory = scratch_like(regions, native, CALLS_UNDER_WAY * CALL_PAGES)

@@ -114,9 +114,9 @@ def test_a_refusal_is_one_line_and_a_plain_tree(caplog: pytest.LogCaptureFixture
 def test_an_error_at_the_start_is_one_line_and_a_plain_tree(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orbitkv.sglang import linker
+    from orbitkv.sglang import start
 
-    monkeypatch.setattr(linker, "probe_layout", lambda scratch, native: "block 1 was read elsewhere")
+    monkeypatch.setattr(start, "probe_layout", lambda scratch, native: "block 1 was read elsewhere")
     cache, lines = build(changed(), caplog)
     assert type(cache) is UnifiedRadixCache
     assert lines == ["OrbitKV off, serving without it: layout self-test failed: block 1 was read elsewhere"]

@@ -118,6 +118,8 @@ class Demands:
         self._mode = mode
         self._demands: dict[str, Demand] = {}
         self._next_serial = 1
+        # Serials of those with a query or pinned pages.
+        self._open: set[int] = set()
         self.counters: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -126,7 +128,7 @@ class Demands:
     @property
     def open(self) -> int:
         """Demands with a query or pinned pages."""
-        return sum(demand.state not in (State.WANTED, State.OVER) for demand in self._demands.values())
+        return len(self._open)
 
     def promised(self, rid: str, hashes: Sequence[str]) -> int:
         """How many of the leading pages can be restored now, without fail. Cheap, and the same however often
@@ -175,6 +177,7 @@ class Demands:
             demand.query = self._asker.ask(demand.hashes, left_ms)
         demand.had_turn = True
         demand.state = State.ASKED
+        self._open.add(demand.serial)
         self.counters["lookups"] += 1
 
     def _look_ahead(self) -> None:
@@ -223,6 +226,7 @@ class Demands:
             else:
                 demand.pinned = self._pin(verdict.ticket)
                 demand.state = State.PINNED
+                self._open.add(demand.serial)
 
     def unsettled(self) -> list[Demand]:
         """Every rank, in the same order: demands whose pages are being checked."""
@@ -248,6 +252,7 @@ class Demands:
         if any(page is None or page >= demand.pages for page in pages):
             raise LookupError(f"other pages are promised to request {rid!r}")
         del self._demands[rid]
+        self._open.discard(demand.serial)
         return demand.pinned, pages
 
     def release(self, rid: str) -> None:
@@ -274,5 +279,6 @@ class Demands:
         pinned, demand.pinned = demand.pinned, None
         demand.state = State.OVER
         demand.pages = 0
+        self._open.discard(demand.serial)
         if pinned is not None:
             pinned.release()

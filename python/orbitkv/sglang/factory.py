@@ -54,11 +54,11 @@ def _build(ctx: TreeCacheBuildContext, settings: Settings) -> BasePrefixCache:
     from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
     from orbitkv.sglang.cache import OrbitKVRadixCache
-    from orbitkv.sglang.linker import OrbitKVLinker
+    from orbitkv.sglang.start import start
 
     params = ctx.params
     params.tree_components = (ComponentType.FULL,)
-    linker = OrbitKVLinker.start(ctx, settings)
+    linker = start(ctx, settings)
     cache = OrbitKVRadixCache(params)
     cache.init_cache_linker(linker)
     params.token_to_kv_pool_allocator.get_kvcache().register_layer_transfer_counter(linker.layer_done_counter)

@@ -6,7 +6,6 @@ limits.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -18,32 +17,31 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
-from orbitkv.engine.selftest import probe_layout, scratch_like
 from orbitkv.sglang.asker import NativeAsker
 from orbitkv.sglang.counter import LayerCounter, LoadBatch
 from orbitkv.sglang.demands import Demands, Verdict
-from orbitkv.sglang.layout import REGIONS_PER_LAYER, blocks_of, regions_of
+from orbitkv.sglang.layout import blocks_of
 from orbitkv.sglang.log import logger, warn_once
-from orbitkv.sglang.namespace import hash_bytes, registration
-from orbitkv.sglang.ranks import Ranks
+from orbitkv.sglang.namespace import hash_bytes
 from orbitkv.sglang.reserver import NativeReserver
 from orbitkv.sglang.saves import SaveOrder, Saves
-from orbitkv.sglang.support import OffError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sglang.srt.mem_cache.hicache_storage import PoolTransfer
-    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
     from orbitkv.engine.selftest import Scratch
     from orbitkv.engine.settings import Settings
+    from orbitkv.sglang.ranks import Ranks
 
 # How much longer than its deadline an answer is waited for: at the deadline the manager answers with what is
 # ready.
 ANSWER_GRACE_S = 0.05
 # How long a flush lets saves finish, and then waits for copies to stop.
 DRAIN_LIMIT_S = 1.0
+# When it is said that there is no manager.
+ABSENCE_S = 5.0
 STOP_SLICE_MS = 100
 # Memory that copies of a lost device may touch until the process ends.
 _NEVER_FREED: list[Any] = []
@@ -125,30 +123,13 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self._loading: deque[tuple[int, LoadBatch]] = deque()
         self._stop_reason: str | None = None
         self._is_healthy = True
+        self._absence_at: float | None = time.monotonic() + ABSENCE_S
         self._said = ""
         # Calls of `lookup`; the tree makes none for a request of which the device has all.
         self.lookups = 0
         # Of the node that is about to be offloaded: the hash of the page before it, and how many there are.
         self.place: tuple[bytes | None, int] = (None, 0)
         self.counters: Counter[str] = Counter()
-
-    @classmethod
-    def start(cls, ctx: TreeCacheBuildContext, settings: Settings) -> OrbitKVLinker:
-        """Proves the layout and starts the clients. Raises for whatever keeps the cache off, on every rank
-        alike."""
-        ranks = Ranks(ctx.params.tp_cache_group, ctx.tp_rank, ctx.tp_size)
-        instance = ranks.new_instance()
-        made: OrbitKVLinker | None = None
-        error: Exception | None = None
-        try:
-            made = _start(ctx, settings, ranks, instance)
-        except Exception as failure:  # noqa: BLE001 - the other ranks have to hear of it
-            error = failure
-        if ranks.least([int(made is not None)])[0]:
-            return made
-        if made is not None:
-            made.close()
-        raise error if error is not None else OffError("another rank could not start; see its log")
 
     # Gate -------------------------------------------------------------------------------------------------
 
@@ -172,6 +153,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
             self.saves.apply(word.orders)
         self._settle()
         self._guard(self._say_trouble, None)
+        self._guard(self._say_absence, None)
 
     def _guard(self, call: Callable[[], T], otherwise: T) -> T:
         """An error of ours must not become the engine's. The ranks stop together, at the next step."""
@@ -206,6 +188,14 @@ class OrbitKVLinker(UnifiedCacheLinker):
             self._said = trouble
             if trouble:
                 logger.warning("OrbitKV: %s", trouble)
+
+    def _say_absence(self) -> None:
+        """One line if there is no manager some seconds after the start; one that comes later is used."""
+        if self._absence_at is None or time.monotonic() < self._absence_at:
+            return
+        self._absence_at = None
+        if self._scheduler is not None and not self._scheduler.connected:
+            logger.warning("OrbitKV: serving without the cache for now: %s", self._scheduler.status)
 
     def stop(self, reason: str) -> None:
         """From now on nothing is restored or saved; what has begun ends."""
@@ -341,47 +331,3 @@ class OrbitKVLinker(UnifiedCacheLinker):
             self._scheduler.close()
         if not self._worker.close():
             _NEVER_FREED.append(self._scratch)
-
-
-def _start(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, instance: str) -> OrbitKVLinker:
-    native = load_native()
-    pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
-    regions = regions_of(pool)
-    device = KVDevice(regions[0].tensor.device)
-    scratch = scratch_like(regions, native)
-    if (difference := probe_layout(scratch, native)) is not None:
-        raise OffError(f"layout self-test failed: {difference}")
-    registered = registration(ctx, pool, regions, settings=settings, instance=instance, environ=os.environ)
-    worker = native.WorkerClient(
-        registered,
-        rank=ranks.rank,
-        layout=native.Layout([region.as_tuple() for region in regions]),
-        scratch=scratch.layout,
-        layout_probe_passed=True,
-        copy_threads=settings.copy_threads,
-        verify_restore=settings.verify_restore,
-        device=device.name,
-        copy_method=settings.copy_method,
-    )
-    scheduler = native.SchedulerClient(registered) if ranks.is_leader else None
-    if ranks.is_leader:
-        logger.info(
-            "OrbitKV: pages of %d tokens, %d ranks x %d bytes; %s; manager at %s",
-            pool.page_size,
-            ranks.size,
-            sum(region.block_bytes for region in regions),
-            worker.method,
-            settings.socket,
-        )
-    return OrbitKVLinker(
-        scheduler,
-        worker,
-        ranks,
-        settings,
-        device=device,
-        forward_stream=getattr(ctx.tp_worker.model_runner, "forward_stream", None),
-        scratch=scratch,
-        page_tokens=pool.page_size,
-        num_layers=len(regions) // REGIONS_PER_LAYER,
-        pool_pages=regions[0].num_blocks,
-    )
