@@ -77,12 +77,7 @@ class OrbitKVRadixCache(UnifiedRadixCache):
         self._ours.demands.release(request.rid)
 
     def discard_storage_prefetch_accounting(self, request: CacheRequestHandle) -> None:
-        """The same of a request that had been put back."""
-        self._ours.demands.release(request.rid)
-
-    def release_aborted_request(self, request: CacheRequestHandle) -> None:
-        """The request has ended before it started."""
-        super().release_aborted_request(request)
+        """The request has ended before it started, or it has started after it had been put back."""
         self._ours.demands.release(request.rid)
 
     # Step -------------------------------------------------------------------------------------------------
