@@ -68,7 +68,7 @@ def holds(test_dir: Path) -> Iterator[Holds]:
 def new_tree(test_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., object]]:
     """Builds the tree cache as SGLang does, on a manager or on a socket where there is none; `settings` are
     the adapter's. They end with the test."""
-    from tree import Tree
+    from harness import Tree
 
     for name in [name for name in os.environ if name.startswith("ORBITKV_") and name != "ORBITKV_TEST_DIR"]:
         monkeypatch.delenv(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tree import context, new_pool
+from harness import context, new_pool
 
 from orbitkv.sglang.namespace import hash_bytes, namespace_digest, namespace_fields
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from harness import context, new_pool
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
-from tree import context, new_pool
 
 from orbitkv.engine.settings import SettingsError
 from orbitkv.sglang import factory, plugin

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from harness import PAGE, Request, Tree, prompt
 from support.holds import QUERY_REPLY, Holds
 from support.manager import Manager
-from tree import PAGE, Request, Tree, prompt
 
 Build = Callable[..., Tree]
 COMPARE = "compare"  # before a checksum is compared

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from harness import LAYERS, PAGE, POOL_TOKENS, Tree, computed, prompt
 from support.holds import FAIL_PAGE, RESTORE_FAULT, Holds
 from support.manager import Manager
 from support.pool import flip_byte
-from tree import LAYERS, PAGE, POOL_TOKENS, Tree, computed, prompt
 
 Build = Callable[..., Tree]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from harness import POOL_TOKENS, Tree, prompt
 from support.holds import COMMIT, COPY_SAVE, Holds
 from support.manager import Manager
-from tree import POOL_TOKENS, Tree, prompt
 
 Build = Callable[..., Tree]
 
