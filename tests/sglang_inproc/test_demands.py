@@ -204,19 +204,39 @@ def test_pages_of_which_none_can_be_restored_are_a_miss(world: World) -> None:
     assert world.demands.promised("a", PAGES) == 0
 
 
-def test_beyond_the_limit_requests_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_OPEN", 2)
+def test_deep_in_the_queue_a_query_begins_when_there_is_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the request has waited by then."""
+    monkeypatch.setattr(module, "MAX_EARLY", 2)
     for rid in "abc":
         world.demands.promised(rid, PAGES)
         world.demands.gate(rid, 0.0)
+    world.step(0.1)
     assert len(world.asker.queries) == 2
+    world.step(50.0)
+    assert not world.demands.may_start("c", 60.0)
+    assert [query.deadline_ms for query in world.asker.queries] == [500, 500, 500]
+    world.asker.queries[2].answer = b"ticket"
+    world.step(60.1)
+    [demand] = world.demands.unsettled()
+    assert demand.rid == "c"
+
+
+def test_beyond_the_limit_requests_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_OPEN", 2)
+    monkeypatch.setattr(module, "MAX_EARLY", 2)
+    for rid in "abc":
+        world.demands.promised(rid, PAGES)
+        world.demands.gate(rid, 0.0)
     assert not world.demands.may_start("c", 0.0)
+    assert len(world.asker.queries) == 2
     world.demands.release("a")
     world.step(0.2)
     assert [query.deadline_ms for query in world.asker.queries] == [500, 500, 300]
     world.demands.release("b")
     world.step(0.56)
-    assert world.demands.may_start("c", 0.0), "its own deadline counts from its queueing"
+    assert world.demands.may_start("c", 0.6), "its own deadline counts from when it might have started"
 
 
 def test_the_others_follow_the_leader(world: World) -> None:

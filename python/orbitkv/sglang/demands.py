@@ -23,6 +23,9 @@ from orbitkv.engine.ahead import WINDOW, Mode
 # Queries of one engine under way or answered and not used; below the manager's 128 operations of a session. A
 # request beyond them has its query begun when another's has ended.
 MAX_OPEN = 96
+# Of those, how many may be begun for requests that have only been queued. Behind them a request's query
+# begins when the engine has room for it: pages that a deep queue would pin are not there for its head.
+MAX_EARLY = 32
 
 
 class Asker(Protocol):
@@ -149,12 +152,12 @@ class Demands:
         demand = self._demands.get(rid)
         if demand is not None and not demand.is_gated:
             demand.is_gated = True
-            if self._mode is Mode.OFF:
+            if self._mode is Mode.OFF and self.open < MAX_EARLY:
                 self._begin(demand, now)
 
     def may_start(self, rid: str, now: float) -> bool:
-        """The engine has room for the request: whether it need not wait any longer. Where pages are read
-        ahead, its query begins with the first time that this is asked."""
+        """The engine has room for the request: whether it need not wait any longer. If its query has not
+        begun, it does now."""
         demand = self._demands.get(rid)
         if demand is None or not demand.is_gated or demand.state in (State.READY, State.OVER):
             return True
