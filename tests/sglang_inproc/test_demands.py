@@ -258,6 +258,11 @@ def test_the_others_follow_the_leader(world: World) -> None:
         assert demands.promised("a", PAGES) == 4
 
 
+def test_a_ticket_for_a_demand_that_is_gone_is_paid_back(world: World) -> None:
+    world.demands.apply([Verdict(7, b"ticket"), Verdict(8, None)])
+    assert [pinned.releases for pinned in world.pins] == [1]
+
+
 def test_the_first_four_that_wait_for_room_are_read_ahead() -> None:
     """Each is held until it is claimed, with a deadline from then on, or gone."""
     world = World(Mode.PREPARE)

@@ -134,3 +134,27 @@ def test_replaced_weights_end_the_cache(tree: Tree) -> None:
     assert again.restored == 0
     assert tree.is_right(again)
     assert tree.linker.saves.counters["pages_saved"] == 5
+
+
+@pytest.mark.parametrize("part", ["demands", "saves"])
+def test_an_error_of_ours_is_not_the_engine_s(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    """The cache goes off, what waits may start, what is locked is unlocked, and all is computed."""
+    tokens = prompt(8, 320)
+    tree.run(tokens)
+    tree.flush()
+    waiting = tree.enqueue(tokens)
+    unsaved = tree.run(prompt(9, 320))
+
+    def fail(now: float) -> None:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(getattr(tree.linker, part), "collect", fail)
+    tree.settle()
+    assert tree.may_start(waiting)
+    assert tree.admit(waiting) == 0
+    assert tree.is_right(unsaved)
+    assert tree.run(tokens).restored == 0
+    assert tree.cache.protected_size() == 0
+    assert "OrbitKV off, serving without it: an internal error" in caplog.text

@@ -67,18 +67,18 @@ class OrbitKVRadixCache(UnifiedRadixCache):
         before = self._ours.lookups
         result = super().match_prefix(params)
         if params.req is not None and self._ours.lookups == before:
-            self._ours.demands.release(params.req.rid)
+            self._ours.release(params.req.rid)
         return result
 
     def finish_storage_prefetch_admission(
         self, request: CacheRequestHandle, fulfilled_tokens: int, reason: str | None
     ) -> None:
         """The request has started."""
-        self._ours.demands.release(request.rid)
+        self._ours.release(request.rid)
 
     def discard_storage_prefetch_accounting(self, request: CacheRequestHandle) -> None:
         """The request has ended before it started, or it has started after it had been put back."""
-        self._ours.demands.release(request.rid)
+        self._ours.release(request.rid)
 
     # Step -------------------------------------------------------------------------------------------------
 

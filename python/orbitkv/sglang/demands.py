@@ -221,7 +221,12 @@ class Demands:
         """Every rank: takes in what the leader has learned."""
         by_serial = {demand.serial: demand for demand in self._demands.values()}
         for verdict in verdicts:
-            demand = by_serial[verdict.serial]
+            demand = by_serial.get(verdict.serial)
+            if demand is None:
+                # Lost by an error of this rank alone, on which the manager counts all the same.
+                if verdict.ticket is not None:
+                    self._pin(verdict.ticket).release()
+                continue
             self._drop_query(demand)
             if verdict.ticket is None:
                 self._let_go(demand)

@@ -140,17 +140,23 @@ class OrbitKVLinker(UnifiedCacheLinker):
 
     def may_start(self, rid: str) -> bool:
         """The engine has room for a waiting request: whether it may start."""
+        if self._stop_reason is not None:
+            return True
         return self._guard(lambda: self.demands.may_start(rid, time.monotonic()), True)
+
+    def release(self, rid: str) -> None:
+        """The request wants nothing from the manager any more; idempotent."""
+        self._guard(lambda: self.demands.release(rid), None)
 
     def step(self) -> None:
         """Once a scheduler step, on all ranks: takes in what the manager and the copies have come to."""
         word = self._guard(self._collect, None)
         word, are_healthy = self._ranks.exchange(word, is_healthy=self._is_healthy)
-        if not are_healthy:
-            self.stop("an internal error; the log of a rank names it")
         if word is not None:
             self.demands.apply(word.verdicts)
             self.saves.apply(word.orders)
+        if not are_healthy:
+            self.stop("an internal error; the log of a rank names it")
         self._settle()
         self._guard(self._say_trouble, None)
         self._guard(self._say_absence, None)

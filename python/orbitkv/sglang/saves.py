@@ -173,7 +173,9 @@ class Saves:
         """Every rank: copies what the leader has slots for."""
         by_serial = {offload.serial: offload for offload in self._offloads}
         for order in orders:
-            offload = by_serial[order.serial]
+            offload = by_serial.get(order.serial)
+            if offload is None or offload.is_answered:
+                continue
             offload.is_stored &= order.is_stored
             if order.ticket is not None:
                 copy = self._copy(order.ticket, [offload.blocks[page] for page in order.pages])
