@@ -134,6 +134,8 @@ def test_replaced_weights_end_the_cache(tree: Tree) -> None:
     assert again.restored == 0
     assert tree.is_right(again)
     assert tree.linker.saves.counters["pages_saved"] == 5
+    tree.enqueue(prompt(99, 320))
+    assert len(tree.linker.demands) == 0
 
 
 @pytest.mark.parametrize("part", ["demands", "saves"])
@@ -150,11 +152,37 @@ def test_an_error_of_ours_is_not_the_engine_s(
     def fail(now: float) -> None:
         raise KeyError("a defect")
 
+    def stuck() -> None:
+        raise KeyError("another")
+
     monkeypatch.setattr(getattr(tree.linker, part), "collect", fail)
-    tree.settle()
-    assert tree.may_start(waiting)
+    with monkeypatch.context() as patch:
+        patch.setattr(tree.linker.demands, "release_all", stuck)
+        tree.settle()
+        assert tree.may_start(waiting), "even if it could not be released"
     assert tree.admit(waiting) == 0
     assert tree.is_right(unsaved)
     assert tree.run(tokens).restored == 0
     assert tree.cache.protected_size() == 0
     assert "OrbitKV off, serving without it: an internal error" in caplog.text
+
+
+def test_a_page_names_the_page_before_it(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain loses its tail first, so the manager has to know what hangs on what, over nodes of the tree."""
+    asked: list[tuple[list[bytes], bytes | None, int]] = []
+    client = tree.linker._scheduler
+
+    class Recorder:
+        def reserve(self, hashes: bytes, *, parent: bytes | None, first_depth: int, group: int) -> object:
+            asked.append(([hashes[at : at + 32] for at in range(0, len(hashes), 32)], parent, first_depth))
+            return client.reserve(hashes, parent=parent, first_depth=first_depth, group=group)
+
+    monkeypatch.setattr(tree.linker.saves._reserver, "_client", Recorder())
+    tokens = prompt(50, 640)
+    tree.run(tokens[:192])
+    tree.settle()
+    tree.run(tokens)
+    tree.settle()
+    [(head, root, start), (tail, parent, depth)] = asked
+    assert (len(head), root, start) == (3, None, 0)
+    assert (len(tail), parent, depth) == (7, head[-1], 3)
