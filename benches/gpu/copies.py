@@ -114,7 +114,7 @@ class _Copies:
 
 def _regions(worker: Any, engine_blocks: int) -> list[Any]:
     """The engine's KV, layer by layer."""
-    from orbitkv.vllm.layout import dense_bytes, region_of
+    from orbitkv.engine.regions import dense_bytes, region_of
 
     regions = []
     for index, tensor in enumerate(worker.model_runner.kv_caches):
