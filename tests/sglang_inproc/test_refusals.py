@@ -91,6 +91,7 @@ def test_a_pool_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: ob
     is_of_class = isinstance(getattr(type(pool), name, None), property)
     monkeypatch.setattr(type(pool) if is_of_class else pool, name, value)
     assert said in pool_reason(pool)
+    assert said in why_unsupported(context(pool))
 
 
 def test_another_pool_is_refused_by_its_name() -> None:

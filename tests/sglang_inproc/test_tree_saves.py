@@ -146,8 +146,8 @@ def test_an_error_of_ours_is_not_the_engine_s(
     tokens = prompt(8, 320)
     tree.run(tokens)
     tree.flush()
-    waiting = tree.enqueue(tokens)
     unsaved = tree.run(prompt(9, 320))
+    waiting = tree.enqueue(tokens)
 
     def fail(now: float) -> None:
         raise KeyError("a defect")
