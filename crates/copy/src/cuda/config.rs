@@ -69,7 +69,7 @@ impl fmt::Debug for CudaCopyConfig {
 }
 
 impl CudaCopyConfig {
-    /// 64 jobs; the kernel below 16 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 128 MiB.
+    /// 64 jobs; the kernel below 16 KiB, batches of 512 below 4 MiB; 1 GiB ahead; slots of 2 MiB; chunks of 64 MiB.
     #[must_use]
     pub fn new(device: u32) -> CudaCopyConfig {
         CudaCopyConfig {
@@ -84,7 +84,7 @@ impl CudaCopyConfig {
             plain_min_bytes: 4 * MIB,
             max_ahead_bytes: 1024 * MIB,
             staging_slot_bytes: 2 * MIB,
-            register_chunk_bytes: 128 * MIB,
+            register_chunk_bytes: 64 * MIB,
             poll_us: 50,
             drop_wait_ms: 10_000,
             batch_notice: None,
