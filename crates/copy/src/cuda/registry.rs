@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use orbitkv_shm::Region;
 
@@ -131,9 +131,19 @@ impl Registry {
             .partition(|(_, chunk)| Arc::ptr_eq(&chunk.region, region));
         inner.chunks = kept;
         self.changed.notify_all();
-        // Unregistering takes milliseconds, which nobody else should wait for.
         drop(inner);
-        drop(dropped);
+        for chunk in dropped.into_values() {
+            let begun = Instant::now();
+            drop(chunk);
+            drop(self.rest(self.lock(), begun.elapsed()));
+        }
+    }
+
+    /// Leaves the driver's locks to the engine for as long as they were just taken: it would otherwise wait for one
+    /// chunk after another. Ends early when the registry is closed.
+    fn rest<'a>(&self, inner: MutexGuard<'a, Inner>, taken: Duration) -> MutexGuard<'a, Inner> {
+        let rested = self.changed.wait_timeout_while(inner, taken, |inner| !inner.closed);
+        rested.unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub(super) fn status(&self) -> Registration {
@@ -177,7 +187,9 @@ impl Registry {
             let bytes = self.chunk_bytes.min(region.bytes() - offset);
             // One chunk at a time: the driver holds locks that the engine's own calls need.
             drop(inner);
+            let begun = Instant::now();
             let made = Chunk::register(&self.context, &region, offset, bytes);
+            let taken = begun.elapsed();
             inner = self.lock();
             let unwanted = self.take_in(&mut inner, &region, offset + bytes, made);
             self.changed.notify_all();
@@ -186,6 +198,7 @@ impl Registry {
                 drop(unwanted);
                 inner = self.lock();
             }
+            inner = self.rest(inner, taken);
         }
     }
 
