@@ -69,7 +69,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", requires = "ssd")]
     pub(crate) ssd_capacity: Option<String>,
 
-    /// How hits are loaded: inside the forward pass, beside it, or whichever delays less.
+    /// How vLLM loads hits: inside the forward pass, beside it, or whichever delays less.
     #[arg(long, value_enum)]
     pub(crate) load_mode: Option<LoadMode>,
 
@@ -81,7 +81,8 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) best_effort: bool,
 
-    /// The engine: `vllm serve MODEL …` or `python -m vllm.entrypoints.openai.api_server …`.
+    /// The engine: `vllm serve MODEL …`, `sglang serve MODEL …`, `python -m sglang.launch_server …` or
+    /// `python -m vllm.entrypoints.openai.api_server …`.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub(crate) engine: Vec<OsString>,
 }

@@ -18,7 +18,7 @@ fn run(world: &World, words: &[&str]) -> Output {
     let mut line = vec!["run"];
     line.extend(words);
     line.extend(SERVE);
-    world.orbitkv(&line).env("FAKE_VLLM", "exit 0").output().unwrap()
+    world.orbitkv(&line).env("FAKE_ENGINE", "exit 0").output().unwrap()
 }
 
 /// The same, refused: its message. Nothing was started and nothing left.
@@ -71,7 +71,7 @@ fn a_relative_directory_is_the_one_below_where_the_user_is() {
     let mut line = vec!["run", "--http-addr", "127.0.0.1:0", "--ssd=pages", "--ssd-capacity", "1gb"];
     line.extend(SERVE);
     let mut command = world.orbitkv(&line);
-    let output = command.env("FAKE_VLLM", "exit 0").current_dir(world.home()).output().unwrap();
+    let output = command.env("FAKE_ENGINE", "exit 0").current_dir(world.home()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", text(&output).1);
     let flags = flags(&world);
     assert_eq!(value(&flags, "--ssd-cache-path"), world.home().join("pages").to_str());
@@ -98,7 +98,7 @@ fn a_file_configures_the_manager() {
     let file = file(&world, &text_of);
     let line: Vec<&str> = ["run", "--config", &file].into_iter().chain(SERVE).collect();
     let mut command = world.orbitkv(&line);
-    let output = command.env("FAKE_VLLM", "exit 0").env_remove("ORBITKV_SOCKET").output().unwrap();
+    let output = command.env("FAKE_ENGINE", "exit 0").env_remove("ORBITKV_SOCKET").output().unwrap();
     let (_, err) = text(&output);
     assert_eq!(output.status.code(), Some(0), "{err}");
     let flags = flags(&world);

@@ -32,6 +32,40 @@ fn the_engine_gets_the_cache_and_nothing_to_know() {
 }
 
 #[test]
+fn sglang_gets_its_flags_and_the_socket() {
+    let world = World::new();
+    world.link("fakes/engine.py", "sglang");
+    let output = world.run(&["sglang", "serve", "m", "--page-size", "64"], "exit 0").output().unwrap();
+    let said = said(&output);
+    let flags = ["--radix-cache-backend", "orbitkv", "--enable-unified-cache-external-linker"];
+    let argv: Vec<&str> =
+        said["argv"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(argv, [&["serve", "m", "--page-size", "64"][..], &flags].concat());
+    assert_eq!(said["socket"], world.socket().to_str().unwrap());
+    let (_, err) = text(&output);
+    assert!(err.starts_with("OrbitKV: SGLang") && err.lines().count() == 1, "{err}");
+}
+
+#[test]
+fn pages_too_small_for_the_cache_are_said_at_the_start() {
+    let world = World::new();
+    world.link("fakes/engine.py", "sglang");
+    let output = world.run(&["sglang", "serve", "m"], "exit 0").output().unwrap();
+    let (_, err) = text(&output);
+    assert!(err.lines().nth(1).unwrap().contains("give it --page-size 64"), "{err}");
+}
+
+#[test]
+fn a_socket_of_ours_wins_over_the_environment_for_sglang() {
+    let world = World::new();
+    world.link("fakes/engine.py", "sglang");
+    let other = world.home().join("m.sock");
+    let words = ["--socket", other.to_str().unwrap(), "sglang", "serve", "m"];
+    let output = world.run(&words, "exit 0").output().unwrap();
+    assert_eq!(said(&output)["socket"], other.to_str().unwrap());
+}
+
+#[test]
 fn the_exit_code_is_the_engines() {
     let world = World::new();
     for (behaviour, code) in [("exit 3", 3), ("kill 9", 128 + 9), ("kill 15", 128 + 15)] {
@@ -163,9 +197,14 @@ fn refusals_start_nothing() {
     let world = World::new();
     let other = r#"{"kv_connector":"NixlConnector"}"#;
     // It is there, so that it is not refused for its absence.
-    world.link("fakes/vllm.py", "sglang");
+    for name in ["tritonserver", "sglang"] {
+        world.link("fakes/engine.py", name);
+    }
     for (engine, part) in [
-        (&["sglang", "serve", "m"][..], "it supports `vllm serve MODEL …`"),
+        (&["tritonserver", "m"][..], "it supports `vllm serve MODEL …`"),
+        (&["sglang", "generate", "m"], "not `sglang generate`"),
+        (&["sglang", "serve", "m", "--enable-hierarchical-cache"], "--enable-hierarchical-cache"),
+        (&["--load-mode", "sync", "sglang", "serve", "m"], "--load-mode is for vLLM"),
         (&["vllm", "bench", "serve"], "not `vllm bench`"),
         (&["vllm", "serve", "m", "--kv-transfer-config", other], "NixlConnector"),
         (&["vllm", "serve", "m", "--prefix-caching-hash-algo", "xxhash"], "collision resistant"),
@@ -233,7 +272,7 @@ fn ctrl_c_at_a_terminal_is_not_sent_twice() {
         format!("exec {} run --http-addr 127.0.0.1:0 vllm serve m", world.bin().join("orbitkv").display());
     let mut command = Command::new("script");
     command.args(["-qec", &line, "/dev/null"]);
-    for (name, value) in terminal.env("FAKE_VLLM", "trap").get_envs() {
+    for (name, value) in terminal.env("FAKE_ENGINE", "trap").get_envs() {
         if let Some(value) = value {
             command.env(name, value);
         }

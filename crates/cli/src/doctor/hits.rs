@@ -9,7 +9,7 @@ pub(super) fn finding(report: &Report) -> Finding {
     if report.instances.is_empty() {
         return Finding::warn(
             "hits: no engine is connected",
-            "start one with `orbitkv run vllm serve MODEL …`",
+            "start one with `orbitkv run vllm serve MODEL …` or `orbitkv run sglang serve MODEL …`",
         );
     }
     if !report.instances.iter().any(|instance| instance.active) {

@@ -12,7 +12,10 @@ pub(super) fn findings(endpoint: &Endpoint) -> Vec<Finding> {
         Ok(Some(running)) => running,
         Ok(None) => {
             let what = format!("manager: none serves on {shown}");
-            return vec![Finding::warn(what, "start an engine with `orbitkv run vllm serve MODEL …`")];
+            return vec![Finding::warn(
+                what,
+                "start an engine with `orbitkv run vllm serve MODEL …` or `orbitkv run sglang serve MODEL …`",
+            )];
         }
         Err(error) => return vec![Finding::fail(format!("manager: {error}"), "choose another --socket")],
     };

@@ -1,4 +1,4 @@
-//! Whether the engine's Python can load the adapter.
+//! Whether the engine's Python can load an adapter.
 
 use super::Finding;
 use crate::program::on_path;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Metadata only: importing an engine takes many seconds.
 const PROBE: &str = "
-import importlib.metadata as metadata, importlib.util as util
+import importlib.metadata as metadata, importlib.util as util, os
 def version(name):
     try: return metadata.version(name)
     except metadata.PackageNotFoundError: return '-'
@@ -20,11 +20,19 @@ try:
     native = module.__version__
 except ImportError as error:
     native = '!' + str(error).splitlines()[0]
-print(version('orbitkv') if util.find_spec('orbitkv') else '-', native, version('vllm'), sep='\\n')
+def plugin():
+    for found in metadata.entry_points(group='sglang.srt.plugins'):
+        if found.value.startswith('orbitkv.'):
+            wanted = os.environ.get('SGLANG_PLUGINS')
+            names = [name.strip() for name in (wanted or found.name).split(',')]
+            return found.name if found.name in names else '!' + wanted
+    return '-'
+print(version('orbitkv') if util.find_spec('orbitkv') else '-', native, version('vllm'), version('sglang'), plugin(), sep='\\n')
 ";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The engine version that the adapter was written for and is tested with.
+/// The engine versions that the adapters were written for and are tested with.
 const TESTED_VLLM: &str = "0.29.";
+const TESTED_SGLANG: &str = "0.5.20";
 
 pub(super) fn findings(python: &Path) -> Vec<Finding> {
     let shown = python.display();
@@ -45,8 +53,8 @@ pub(super) fn findings(python: &Path) -> Vec<Finding> {
 fn judge(text: &str, program: &Path) -> Vec<Finding> {
     let shown = program.display();
     let mut lines = text.lines();
-    let (package, native) = (lines.next().unwrap_or("-"), lines.next().unwrap_or("-"));
-    let vllm = lines.next().unwrap_or("-");
+    let mut next = || lines.next().unwrap_or("-");
+    let (package, native, vllm, sglang, plugin) = (next(), next(), next(), next(), next());
     let package = match (package, native.strip_prefix('!')) {
         ("-", _) if native.starts_with('!') => Finding::fail(
             format!("orbitkv: not installed for {shown}"),
@@ -58,18 +66,46 @@ fn judge(text: &str, program: &Path) -> Vec<Finding> {
         ),
         _ => Finding::ok(format!("orbitkv: {native} loads in {shown}")),
     };
-    let engine = match vllm {
-        "-" => Finding::fail(
-            format!("vllm: not installed for {shown}"),
+    let mut findings = vec![package];
+    if (vllm, sglang) == ("-", "-") {
+        findings.push(Finding::fail(
+            format!("engine: neither vllm nor sglang is installed for {shown}"),
             "name the engine's Python with --python PATH",
+        ));
+    }
+    if vllm != "-" {
+        findings.push(engine("vllm", vllm, TESTED_VLLM));
+    }
+    if sglang != "-" {
+        findings.extend([engine("sglang", sglang, TESTED_SGLANG), sglang_plugin(plugin)]);
+    }
+    findings
+}
+
+fn engine(name: &str, version: &str, tested: &str) -> Finding {
+    if version.starts_with(tested) {
+        return Finding::ok(format!("{name}: {version}"));
+    }
+    let tested = if tested.ends_with('.') { format!("{tested}x") } else { tested.to_owned() };
+    Finding::warn(
+        format!("{name}: {version}, and this adapter is tested with {tested}"),
+        "look for `OrbitKV active` in the engine's log; if it is not there, use the tested version",
+    )
+}
+
+/// SGLang loads adapters by their entry point; without it, the radix cache `orbitkv` is not known to it.
+fn sglang_plugin(plugin: &str) -> Finding {
+    match (plugin, plugin.strip_prefix('!')) {
+        ("-", _) => Finding::fail(
+            "sglang: it finds no plugin of orbitkv, so --radix-cache-backend orbitkv is unknown to it",
+            "install the wheel with pip: files on PYTHONPATH alone have no entry point",
         ),
-        version if version.starts_with(TESTED_VLLM) => Finding::ok(format!("vllm: {version}")),
-        version => Finding::warn(
-            format!("vllm: {version}, and this adapter is tested with {TESTED_VLLM}x"),
-            "look for `OrbitKV active` in the engine's log; if it is not there, use the tested version",
+        (_, Some(wanted)) => Finding::fail(
+            format!("sglang: SGLANG_PLUGINS={wanted} keeps it from loading the plugin of orbitkv"),
+            "unset SGLANG_PLUGINS, or add orbitkv to it",
         ),
-    };
-    vec![package, engine]
+        _ => Finding::ok("sglang: it finds the plugin that registers the radix cache orbitkv"),
+    }
 }
 
 /// Output of the probe, or one clause saying what went wrong.
@@ -113,11 +149,22 @@ mod tests {
 
     #[test]
     fn what_the_probe_says_is_judged() {
-        assert_eq!(grades("0.1.0\n0.1.0\n0.29.0+cpu\n"), [Grade::Ok, Grade::Ok]);
-        assert_eq!(grades("0.1.0\n!no symbol\n0.31.0\n"), [Grade::Fail, Grade::Warn]);
-        assert_eq!(grades("-\n!No module named 'orbitkv'\n-\n"), [Grade::Fail, Grade::Fail]);
+        assert_eq!(grades("0.1.0\n0.1.0\n0.29.0+cpu\n-\n-\n"), [Grade::Ok, Grade::Ok]);
+        assert_eq!(grades("0.1.0\n!no symbol\n0.31.0\n-\n-\n"), [Grade::Fail, Grade::Warn]);
+        assert_eq!(grades("-\n!No module named 'orbitkv'\n-\n-\n-\n"), [Grade::Fail, Grade::Fail]);
         // From a directory on PYTHONPATH: no metadata, and it loads.
-        assert_eq!(grades("-\n0.1.0\n0.29.0\n"), [Grade::Ok, Grade::Ok]);
+        assert_eq!(grades("-\n0.1.0\n0.29.0\n-\n-\n"), [Grade::Ok, Grade::Ok]);
+    }
+
+    #[test]
+    fn sglang_is_judged_with_its_plugin() {
+        let of = |sglang: &str, plugin: &str| grades(&format!("0.1.0\n0.1.0\n-\n{sglang}\n{plugin}\n"));
+        assert_eq!(of("0.5.20", "orbitkv"), [Grade::Ok; 3]);
+        assert_eq!(of("0.5.23", "orbitkv"), [Grade::Ok, Grade::Warn, Grade::Ok]);
+        assert_eq!(of("0.5.20", "-"), [Grade::Ok, Grade::Ok, Grade::Fail]);
+        assert_eq!(of("0.5.20", "!flexkv"), [Grade::Ok, Grade::Ok, Grade::Fail]);
+        let text = "0.1.0\n0.1.0\n0.29.0\n0.5.20\norbitkv\n";
+        assert_eq!(grades(text), [Grade::Ok; 4], "an environment may hold both engines");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Flags of the engine that `run` must understand, in every way its parser accepts them.
+//! Flags of the engines that `run` must understand, in every way their parsers accept them.
 
 use super::EngineError;
 use std::ffi::OsString;
@@ -10,13 +10,8 @@ pub(super) struct Flag {
     shortest: usize,
 }
 
-pub(super) const TRANSFER: Flag = Flag { name: "--kv-transfer-config", shortest: "--kv-t".len() };
-pub(super) const HASH: Flag = Flag { name: "--prefix-caching-hash-algo", shortest: "--prefix-c".len() };
-pub(super) const PORT: Flag = Flag { name: "--port", shortest: "--port".len() };
-pub(super) const HOST: Flag = Flag { name: "--host", shortest: "--host".len() };
-const OFFLOAD: Flag = Flag { name: "--kv-offloading-size", shortest: "--kv-offloading-s".len() };
-const NO_PREFIX: Flag = Flag { name: "--no-enable-prefix-caching", shortest: "--no-enable-prefix".len() };
-const CONFIG: Flag = Flag { name: "--config", shortest: "--config".len() };
+/// A flag with which there would be no cache, or another one, and why.
+pub(super) type Conflict = (Flag, &'static str);
 
 /// A flag with its value.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,11 +24,27 @@ pub(super) struct Found {
 }
 
 impl Flag {
-    /// The parser takes `_` for `-` and unambiguous beginnings.
+    /// `shortest` is a beginning of `name`.
+    pub(super) const fn new(name: &'static str, shortest: &str) -> Self {
+        Self { name, shortest: shortest.len() }
+    }
+
+    /// vLLM's parser takes `_` for `-`, and both take unambiguous beginnings.
     fn is(&self, word: &str) -> bool {
         let name = word.replace('_', "-");
         name.len() >= self.shortest && self.name.starts_with(&name)
     }
+}
+
+/// The name part of a word that is a flag.
+fn name_of(word: &OsString) -> Option<&str> {
+    let word = word.to_str().filter(|word| word.starts_with("--"))?;
+    word.split('=').next()
+}
+
+/// Whether a flag without a value is there.
+pub(super) fn given(line: &[OsString], flag: &Flag) -> bool {
+    line.iter().filter_map(name_of).any(|name| flag.is(name))
 }
 
 /// The last occurrence, which is the one that counts.
@@ -62,32 +73,26 @@ pub(super) fn find(line: &[OsString], flag: &Flag) -> Result<Option<Found>, Engi
     Ok(None)
 }
 
-/// Flags with which there would be no cache, or another one.
-pub(super) fn refuse_conflicts(line: &[OsString]) -> Result<(), EngineError> {
-    for word in line.iter().filter_map(|word| word.to_str()).filter(|word| word.starts_with("--")) {
-        let name = word.split('=').next().unwrap_or(word);
-        let why = if NO_PREFIX.is(name) {
-            "without prefix caching, blocks have no hash that the cache could find them by"
-        } else if OFFLOAD.is(name) {
-            "it chooses the engine's own offloading as connector, and an engine has one"
-        } else {
-            continue;
-        };
-        return Err(EngineError::Conflict { flag: name.to_owned(), why });
-    }
-    match find(line, &CONFIG)? {
-        Some(found) => refuse_in_file(&found.value),
-        None => Ok(()),
-    }
-}
-
-/// Flags on the command line override the file, so a connector in it would be lost without a word. A file
-/// that cannot be read is left to the engine's own message.
-fn refuse_in_file(path: &str) -> Result<(), EngineError> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    let sets_connector = |line: &str| line.trim_start().replace('_', "-").starts_with("kv-transfer-config");
-    if text.lines().any(sets_connector) {
-        return Err(EngineError::Scattered(format!("--config {path}")));
+/// Refuses the first flag that is in `conflicts`.
+pub(super) fn refuse_conflicts(line: &[OsString], conflicts: &[Conflict]) -> Result<(), EngineError> {
+    for name in line.iter().filter_map(name_of) {
+        if let Some((_, why)) = conflicts.iter().find(|(flag, _)| flag.is(name)) {
+            return Err(EngineError::Conflict { flag: name.to_owned(), why });
+        }
     }
     Ok(())
+}
+
+/// Whether a configuration file has a line that begins with the name of one of the flags. A file that
+/// cannot be read is left to the engine's own message.
+pub(super) fn named_in_file<'a>(path: &str, flags: impl IntoIterator<Item = &'a Flag>) -> Option<&'a str> {
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let keys: Vec<String> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().trim_start_matches('-').replace('_', "-")))
+        .collect();
+    flags
+        .into_iter()
+        .map(|flag| flag.name)
+        .find(|name| keys.iter().any(|key| key == name.trim_start_matches('-')))
 }

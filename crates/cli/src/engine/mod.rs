@@ -1,9 +1,11 @@
-//! The engine's command line: which programs are supported, and what `run` adds to it.
+//! The engines' command lines: which programs are supported, and what `run` adds to them.
 
 mod flags;
 mod invocation;
+mod sglang;
 mod transfer;
 mod version;
+mod vllm;
 
 pub(crate) use invocation::Invocation;
 pub(crate) use version::installed_version;
@@ -12,18 +14,63 @@ use std::ffi::OsString;
 use std::path::Path;
 use thiserror::Error;
 
+/// The engines that the cache works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    Vllm,
+    Sglang,
+}
+
+impl Engine {
+    /// As its makers write it.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+        }
+    }
+
+    /// Its command, which is also the name of its distribution.
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+        }
+    }
+}
+
 /// Why an engine is not started.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum EngineError {
     /// A program that is not known.
     #[error(
-        "orbitkv run does not know how to give {0:?} the cache; it supports `vllm serve MODEL …` and \
-         `python -m vllm.entrypoints.openai.api_server …`"
+        "orbitkv run does not know how to give {0:?} the cache; it supports `vllm serve MODEL …`, \
+         `python -m vllm.entrypoints.openai.api_server …`, `sglang serve MODEL …` and \
+         `python -m sglang.launch_server …`"
     )]
     Unsupported(String),
-    /// A vLLM command other than `serve`.
-    #[error("orbitkv run supports `vllm serve MODEL …`, not `vllm {0}`")]
-    NotServe(String),
+    /// A command of the engine other than `serve`.
+    #[error("orbitkv run supports `{program} serve MODEL …`, not `{program} {command}`")]
+    NotServe {
+        /// The engine's command.
+        program: &'static str,
+        /// What it was asked to do.
+        command: String,
+    },
+    /// Another radix cache.
+    #[error("--radix-cache-backend names {0:?}, and an engine has one radix cache; remove the flag")]
+    OtherRadixCache(String),
+    /// A flag of `run` that means nothing to SGLang.
+    #[error("{0} is for vLLM: SGLang always loads layer by layer, beside its forward pass; remove it")]
+    VllmOnly(&'static str),
+    /// A flag in a configuration file that the cache cannot work with.
+    #[error("{file} sets {flag}, with which the engine has no cache of ours; remove it there")]
+    InFile {
+        /// The flag.
+        flag: String,
+        /// The file.
+        file: String,
+    },
     /// Another connector.
     #[error(
         "--kv-transfer-config names the connector {0:?}, and an engine has one; remove the flag, or name \
@@ -68,7 +115,7 @@ pub(crate) enum EngineError {
     NotUtf8(String),
 }
 
-/// What `run` decides for the connector.
+/// What `run` decides for the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes<'a> {
     /// The manager's socket, absolute.
@@ -79,45 +126,61 @@ pub(crate) struct Wishes<'a> {
     pub(crate) load_mode: Option<&'static str>,
 }
 
-/// The socket that the user named inside `--kv-transfer-config`, if that is there and ours.
+/// What starts an engine with the cache.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    /// The user's own words, then our flags.
+    pub(crate) words: Vec<OsString>,
+    /// Set for the engine beside what it inherits.
+    pub(crate) environment: Vec<(&'static str, OsString)>,
+}
+
+/// The socket that the user named in the engine's own flags, if that is there.
 ///
 /// # Errors
 /// The flag cannot be used.
-pub(crate) fn socket_in(command: &[OsString]) -> Result<Option<String>, EngineError> {
-    let config =
-        flags::find(command, &flags::TRANSFER)?.map(|found| transfer::parse(&found.value)).transpose()?;
-    Ok(config.and_then(|config| transfer::socket_of(&config)))
+pub(crate) fn socket_in(engine: Engine, command: &[OsString]) -> Result<Option<String>, EngineError> {
+    match engine {
+        Engine::Vllm => vllm::socket_in(command),
+        Engine::Sglang => Ok(None),
+    }
 }
 
-/// The command line with the cache: the user's own, then our flags.
+/// The command line with the cache.
 ///
 /// # Errors
 /// A flag of the user's that the cache cannot work with; the message says what to change.
-pub(crate) fn with_cache(command: &[OsString], wishes: Wishes<'_>) -> Result<Vec<OsString>, EngineError> {
-    flags::refuse_conflicts(command)?;
-    let mut line = command.to_vec();
-    let mut config = serde_json::Map::new();
-    if let Some(found) = flags::find(&line, &flags::TRANSFER)? {
-        config = transfer::parse(&found.value)?;
-        line.drain(found.place);
-        // Only the last one counts for the engine too, so an earlier one would only confuse.
-        if let Some(again) = flags::find(&line, &flags::TRANSFER)? {
-            return Err(EngineError::Conflict { flag: again.flag, why: "the flag is given twice" });
-        }
-    }
-    let config = transfer::complete(config, wishes)?;
-    line.extend(["--kv-transfer-config".into(), config.to_string().into()]);
-    match flags::find(&line, &flags::HASH)? {
-        Some(found) if found.value.starts_with("xxhash") => Err(EngineError::WeakHash(found.value)),
-        _ => Ok(line),
+pub(crate) fn with_cache(
+    engine: Engine,
+    command: &[OsString],
+    wishes: Wishes<'_>,
+) -> Result<Line, EngineError> {
+    Ok(match engine {
+        Engine::Vllm => Line { words: vllm::with_cache(command, wishes)?, environment: Vec::new() },
+        Engine::Sglang => Line {
+            words: sglang::with_cache(command, wishes)?,
+            environment: vec![("ORBITKV_SOCKET", wishes.socket.into())],
+        },
+    })
+}
+
+/// What is worth saying about a command line with which the engine starts and the cache does not work.
+pub(crate) fn note(engine: Engine, command: &[OsString]) -> Option<String> {
+    match engine {
+        Engine::Vllm => None,
+        Engine::Sglang => sglang::note(command),
     }
 }
 
 /// Host and port at which the engine will answer on this machine, as its flags say.
-pub(crate) fn health_address(command: &[OsString]) -> String {
+pub(crate) fn health_address(engine: Engine, command: &[OsString]) -> String {
     let value = |flag| flags::find(command, flag).ok().flatten().map(|found| found.value);
-    let port = value(&flags::PORT).unwrap_or_else(|| "8000".to_owned());
-    match value(&flags::HOST).as_deref() {
+    let (host, port, default) = match engine {
+        Engine::Vllm => (value(&vllm::HOST), value(&vllm::PORT), "8000"),
+        Engine::Sglang => (value(&sglang::HOST), value(&sglang::PORT), "30000"),
+    };
+    let port = port.unwrap_or_else(|| default.to_owned());
+    match host.as_deref() {
         // Every address: this machine's own is one of them.
         None | Some("" | "0.0.0.0") => format!("127.0.0.1:{port}"),
         Some("::") => format!("[::1]:{port}"),

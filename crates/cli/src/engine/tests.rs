@@ -1,16 +1,16 @@
 use super::*;
 use serde_json::{Value, json};
 
-fn words(line: &[&str]) -> Vec<OsString> {
+pub(super) fn words(line: &[&str]) -> Vec<OsString> {
     line.iter().map(OsString::from).collect()
 }
 
-fn wishes() -> Wishes<'static> {
+pub(super) fn wishes() -> Wishes<'static> {
     Wishes { socket: Path::new("/s/m.sock"), socket_given: false, load_mode: None }
 }
 
 fn added(line: &[&str]) -> Result<Vec<String>, EngineError> {
-    let line = with_cache(&words(line), wishes())?;
+    let line = with_cache(Engine::Vllm, &words(line), wishes())?.words;
     Ok(line.into_iter().map(|word| word.into_string().unwrap()).collect())
 }
 
@@ -94,27 +94,41 @@ fn flags_without_a_cache_are_refused() {
 fn sockets_agree_or_are_refused() {
     let config = r#"{"kv_connector":"OrbitKVConnector","kv_connector_extra_config":{"socket":"/x"}}"#;
     let line = words(&["vllm", "serve", "m", "--kv-transfer-config", config]);
-    assert_eq!(socket_in(&line).unwrap().as_deref(), Some("/x"));
-    assert_eq!(socket_in(&words(&["vllm", "serve", "m"])).unwrap(), None);
+    assert_eq!(socket_in(Engine::Vllm, &line).unwrap().as_deref(), Some("/x"));
+    assert_eq!(socket_in(Engine::Vllm, &words(&["vllm", "serve", "m"])).unwrap(), None);
     let given = Wishes { socket_given: true, ..wishes() };
-    assert!(matches!(with_cache(&line, given), Err(EngineError::TwoSockets { .. })));
+    assert!(matches!(with_cache(Engine::Vllm, &line, given), Err(EngineError::TwoSockets { .. })));
     let same = Wishes { socket: Path::new("/x"), ..given };
-    with_cache(&line, same).unwrap();
+    with_cache(Engine::Vllm, &line, same).unwrap();
 }
 
 #[test]
 fn the_load_mode_reaches_the_adapter() {
-    let line =
-        with_cache(&words(&["vllm", "serve", "m"]), Wishes { load_mode: Some("async"), ..wishes() }).unwrap();
+    let wishes = Wishes { load_mode: Some("async"), ..wishes() };
+    let line = with_cache(Engine::Vllm, &words(&["vllm", "serve", "m"]), wishes).unwrap().words;
     let line: Vec<String> = line.into_iter().map(|word| word.into_string().unwrap()).collect();
     assert_eq!(config_of(&line)["kv_connector_extra_config"]["load_mode"], "async");
 }
 
 #[test]
 fn where_the_engine_answers() {
-    let of = |line: &str| health_address(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+    let of = |line: &str| {
+        let line: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        health_address(Invocation::of(&line).unwrap().engine, &line)
+    };
     assert_eq!(of("vllm serve m"), "127.0.0.1:8000");
     assert_eq!(of("vllm serve m --host 0.0.0.0 --port=81"), "127.0.0.1:81");
     assert_eq!(of("vllm serve m --host ::1"), "[::1]:8000");
     assert_eq!(of("vllm serve m --host localhost"), "localhost:8000");
+    assert_eq!(of("sglang serve m"), "127.0.0.1:30000");
+    assert_eq!(of("python -m sglang.launch_server --host 0.0.0.0 --port=81"), "127.0.0.1:81");
+}
+
+#[test]
+fn sglang_is_told_the_socket_in_its_environment() {
+    let line = with_cache(Engine::Sglang, &words(&["sglang", "serve", "m"]), wishes()).unwrap();
+    assert_eq!(line.environment, [("ORBITKV_SOCKET", "/s/m.sock".into())]);
+    assert_eq!(line.words[..3], words(&["sglang", "serve", "m"]));
+    let line = with_cache(Engine::Vllm, &words(&["vllm", "serve", "m"]), wishes()).unwrap();
+    assert_eq!(line.environment, []);
 }

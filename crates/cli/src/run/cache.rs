@@ -2,7 +2,7 @@
 
 use super::watch::Watch;
 use crate::args::RunArgs;
-use crate::engine;
+use crate::engine::{self, Engine};
 use crate::manager::{
     Configured, ConfiguredError, Endpoint, FindError, Http, Launch, Running, Share, ShareError, Ssd,
     SsdError, StartError, find, start, stop,
@@ -84,8 +84,9 @@ impl Cache {
     }
 
     /// What is active, in one line.
-    pub(crate) fn line(&self, version: Option<String>, args: &RunArgs) -> String {
-        let engine = version.map_or_else(|| "vLLM".to_owned(), |version| format!("vLLM {version}"));
+    pub(crate) fn line(&self, engine: Engine, version: Option<String>, args: &RunArgs) -> String {
+        let title = engine.title();
+        let engine = version.map_or_else(|| title.to_owned(), |version| format!("{title} {version}"));
         let report = self.running.http.address().and_then(|http| status::fetch(http).ok());
         let holds = report.map_or_else(|| "pool size unknown".to_owned(), |report| holdings(&report));
         let pid = self.running.pid.map_or_else(|| "unknown".to_owned(), |pid| pid.to_string());
@@ -103,8 +104,8 @@ impl Cache {
     }
 
     /// Something that will say when the engine uses the cache. Taken before the engine begins.
-    pub(crate) fn watch(&self, command: &[OsString]) -> Option<Watch> {
-        Watch::prepare(self.running.http.address()?, engine::health_address(command))
+    pub(crate) fn watch(&self, engine: Engine, command: &[OsString]) -> Option<Watch> {
+        Watch::prepare(self.running.http.address()?, engine, engine::health_address(engine, command))
     }
 
     /// Collects a manager that has ended.

@@ -3,6 +3,7 @@
 use super::RunError;
 use super::signals::{SIGNAL_BASE, Signals};
 use crate::args::ExecArgs;
+use crate::engine::Line;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use std::ffi::OsString;
 use std::io;
@@ -16,14 +17,15 @@ pub(crate) struct EngineProcess(Child);
 impl EngineProcess {
     /// Starts it by way of `exec-with-parent`, so that a SIGKILL of this process does not leave an engine
     /// that nobody waits for.
-    pub(crate) fn spawn(program: &Path, arguments: &[OsString]) -> io::Result<Self> {
+    pub(crate) fn spawn(program: &Path, line: &Line) -> io::Result<Self> {
         let this = std::env::current_exe()?;
         let child = Command::new(this)
             .arg("exec-with-parent")
             .arg(std::process::id().to_string())
             .arg("--")
             .arg(program)
-            .args(arguments)
+            .args(line.words.get(1..).unwrap_or_default())
+            .envs(line.environment.iter().map(|(name, value)| (name, value)))
             .spawn()?;
         Ok(Self(child))
     }

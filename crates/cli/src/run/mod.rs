@@ -6,14 +6,13 @@ mod signals;
 mod watch;
 
 use crate::args::{ExecArgs, LoadMode, RunArgs};
-use crate::engine::{self, EngineError, Invocation, Wishes};
+use crate::engine::{self, Engine, EngineError, Invocation, Line, Wishes};
 use crate::manager::{Configured, Endpoint, StartError};
 use crate::program::on_path;
 use crate::say;
 use cache::{Cache, CacheError};
 use engine_process::EngineProcess;
 use signals::Signals;
-use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -49,41 +48,49 @@ pub(crate) enum RunError {
 
 /// Runs the engine to its end and returns its exit code.
 pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, RunError> {
-    let invocation = Invocation::of(&args.engine)?;
+    let Invocation { engine, help } = Invocation::of(&args.engine)?;
     let name = args.engine.first().map(PathBuf::from).unwrap_or_default();
     let Some(program) = on_path(&name) else {
         say::line(&format!("error: {} is not on PATH; activate the engine's environment", name.display()));
         return Ok(ExitCode::from(NOT_FOUND));
     };
-    if invocation == Invocation::Help {
+    if help {
         let source = engine_process::become_program(&program, args.engine.get(1..).unwrap_or_default());
         return Err(RunError::Program { program, source });
     }
     let configured = args.config.as_deref().map(Configured::read).transpose().map_err(CacheError::Configured);
-    let endpoint = endpoint(args, configured.as_ref().ok().and_then(Option::as_ref))?;
-    let line = engine::with_cache(&args.engine, wishes(args, &endpoint))?;
+    let endpoint = endpoint(engine, args, configured.as_ref().ok().and_then(Option::as_ref))?;
+    let line = engine::with_cache(engine, &args.engine, wishes(args, &endpoint))?;
     // From here on a signal ends what was started.
     let mut signals = Signals::register().map_err(RunError::Signals)?;
     let open = |configured| Cache::open(&endpoint, args, configured, || signals.ending().is_some());
     match configured.and_then(open) {
         Ok(cache) => {
-            say::line(&cache.line(engine::installed_version(&program), args));
-            let ended = serve(&program, &line, &mut signals, Some((&cache, args)));
+            say::line(&cache.line(engine, engine::installed_version(engine, &program), args));
+            if let Some(note) = engine::note(engine, &args.engine) {
+                say::line(&note);
+            }
+            let ended = serve(&program, &line, &mut signals, Some((&cache, engine)));
             cache.close();
             ended
         }
         Err(CacheError::Start(StartError::Interrupted)) => Ok(signals.exit_code()),
         Err(error) if args.best_effort => {
             say::line(&format!("OrbitKV: off, the engine serves without the cache: {error}"));
-            serve(&program, &args.engine, &mut signals, None)
+            let line = Line { words: args.engine.clone(), environment: Vec::new() };
+            serve(&program, &line, &mut signals, None)
         }
         Err(error) => Err(error.into()),
     }
 }
 
-fn endpoint(args: &RunArgs, configured: Option<&Configured>) -> Result<Endpoint, EngineError> {
+fn endpoint(
+    engine: Engine,
+    args: &RunArgs,
+    configured: Option<&Configured>,
+) -> Result<Endpoint, EngineError> {
     let mut endpoint = Endpoint::of(&args.place);
-    let in_engine = engine::socket_in(&args.engine)?.map(PathBuf::from);
+    let in_engine = engine::socket_in(engine, &args.engine)?.map(PathBuf::from);
     let socket = in_engine.or_else(|| configured?.socket.clone());
     if let Some(socket) = socket.filter(|_| !endpoint.socket_given) {
         endpoint.socket = std::path::absolute(&socket).unwrap_or(socket);
@@ -99,16 +106,16 @@ fn wishes<'a>(args: &RunArgs, endpoint: &'a Endpoint) -> Wishes<'a> {
 
 fn serve(
     program: &Path,
-    line: &[OsString],
+    line: &Line,
     signals: &mut Signals,
-    cache: Option<(&Cache, &RunArgs)>,
+    cache: Option<(&Cache, Engine)>,
 ) -> Result<ExitCode, RunError> {
     if signals.ending().is_some() {
         return Ok(signals.exit_code());
     }
-    let watch = cache.and_then(|(cache, args)| cache.watch(&args.engine));
+    let watch = cache.and_then(|(cache, engine)| cache.watch(engine, &line.words));
     let failed = |source| RunError::Program { program: program.into(), source };
-    let mut engine = EngineProcess::spawn(program, line.get(1..).unwrap_or_default()).map_err(failed)?;
+    let mut engine = EngineProcess::spawn(program, line).map_err(failed)?;
     if let Some(watch) = watch {
         watch.start();
     }

@@ -1,5 +1,6 @@
 //! Says once whether the engine uses the cache.
 
+use crate::engine::Engine;
 use crate::say;
 use crate::status::{self, Instance};
 use std::collections::HashSet;
@@ -16,15 +17,16 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// The instances of the manager before the engine began: a new one is the engine's.
 pub(crate) struct Watch {
     http: SocketAddr,
-    engine: String,
+    engine: Engine,
+    address: String,
     before: HashSet<String>,
 }
 
 impl Watch {
-    /// `engine` is host and port at which the engine will answer `/health`.
-    pub(crate) fn prepare(http: SocketAddr, engine: String) -> Option<Self> {
+    /// `address` is host and port at which the engine will answer `/health`.
+    pub(crate) fn prepare(http: SocketAddr, engine: Engine, address: String) -> Option<Self> {
         let before = status::fetch(http).ok()?.instances.into_iter().map(|row| row.instance).collect();
-        Some(Self { http, engine, before })
+        Some(Self { http, engine, address, before })
     }
 
     /// Looks until there is something to say, on a thread that ends with the process.
@@ -47,11 +49,11 @@ impl Watch {
             if instance.as_ref().is_some_and(|instance| instance.active) {
                 return Some("OrbitKV: active (self-test passed)".to_owned());
             }
-            if healthy_since.is_none() && status::is_healthy(&self.engine) {
+            if healthy_since.is_none() && status::is_healthy(&self.address) {
                 healthy_since = Some(Instant::now());
             }
             if healthy_since.is_some_and(|since| since.elapsed() > AFTER_HEALTH) {
-                return Some(not_active(instance.as_ref()));
+                return Some(not_active(self.engine, instance.as_ref()));
             }
             thread::sleep(POLL);
         }
@@ -64,7 +66,7 @@ impl Watch {
     }
 }
 
-fn not_active(instance: Option<&Instance>) -> String {
+fn not_active(engine: Engine, instance: Option<&Instance>) -> String {
     let why = match instance {
         None => "it has not connected to the cache manager".to_owned(),
         Some(instance) if (instance.ranks_attested.len() as u64) < instance.world_size => {
@@ -73,7 +75,13 @@ fn not_active(instance: Option<&Instance>) -> String {
         }
         Some(_) => "not all of its ranks are connected".to_owned(),
     };
-    format!(
-        "OrbitKV: not active, the engine serves without the cache: {why}; its log lines with \"OrbitKV\" say more"
-    )
+    let look = match engine {
+        Engine::Vllm => "its log lines with \"OrbitKV\" say more",
+        // A plugin that cannot be imported is only logged, and then nobody is there to say more.
+        Engine::Sglang => {
+            "its log lines with \"OrbitKV\" say more; without any, \
+             \"Tree cache initialized: source=registered('orbitkv')\" must be there"
+        }
+    };
+    format!("OrbitKV: not active, the engine serves without the cache: {why}; {look}")
 }

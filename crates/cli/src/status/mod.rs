@@ -18,7 +18,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub(crate) enum StatusError {
     /// Nobody serves.
-    #[error("no cache manager serves on {0}; `orbitkv run vllm serve MODEL` starts one")]
+    #[error("no cache manager serves on {0}; `orbitkv run vllm serve MODEL` (or sglang) starts one")]
     Nobody(String),
     /// A manager without HTTP.
     #[error("the cache manager on {0} serves no HTTP; start it with an --http-addr")]

@@ -29,7 +29,7 @@ impl World {
         let world = Self { dir, run };
         fs::create_dir(world.bin()).unwrap();
         fs::hard_link(env!("CARGO_BIN_EXE_orbitkv"), world.bin().join("orbitkv")).unwrap();
-        world.link("fakes/vllm.py", "vllm");
+        world.link("fakes/engine.py", "vllm");
         world.link("fakes/manager.py", "orbitkv-cache-manager");
         world.link("status.json", "status.json");
         // No engine and no session: what the file holds is for tests of what is shown.
@@ -100,7 +100,7 @@ impl World {
         let mut words = vec!["run", "--http-addr", "127.0.0.1:0"];
         words.extend(engine);
         let mut command = self.orbitkv(&words);
-        command.env("FAKE_VLLM", behaviour);
+        command.env("FAKE_ENGINE", behaviour);
         command
     }
 
