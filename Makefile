@@ -100,7 +100,7 @@ bench: ## measure speed and memory beside their limits; rows in out/bench/summar
 bench-engine: wheel
 	@rm -rf $(BENCHED)
 	@$(ENGINE_PYTHON) $(PIP) --target $(BENCHED) dist/orbitkv-*.whl
-	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
+	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine:$(CURDIR)/tests/shared PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
 	    $(ENGINE_PYTHON) benches/save_cost.py out/bench/summary.json
 
 # These two need no build and no network: a GPU, and vLLM and an installed wheel for GPU_PYTHON.

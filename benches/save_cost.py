@@ -1,6 +1,7 @@
 """What saving costs an engine that finds nothing: a row of `make bench`, reported and not gated.
 
-Run by `make bench` with the engine environment's Python, with OrbitKV and `tests/engine` on its paths.
+Run by `make bench` with the engine environment's Python, with OrbitKV, `tests/engine` and `tests/shared` on
+its paths.
 
 Two engines of the tiny model, each in a process of its own: one without a connector, one that saves every
 page. They answer the same prompts, all new, in turn; the median of five rounds counts, after one to warm up.

@@ -1,6 +1,6 @@
 """What the trace of transfers costs an engine whose requests are all restored: reported and not gated.
 
-Run with the engine environment's Python, with OrbitKV and `tests/engine` on its paths.
+Run with the engine environment's Python, with OrbitKV, `tests/engine` and `tests/shared` on its paths.
 
 Two engines of the tiny model, each in a process of its own, on one manager: one traces, one does not. Both
 restore the same stored prompts, in turn, and the first turn changes hands; the medians of the rounds count,

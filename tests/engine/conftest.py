@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real engine. They need the engine environment and a wheel with test hooks, which
+"""Fixtures of the tests on a real vLLM. They need the engine environment and a wheel with test hooks, which
 `make test` puts on their paths.
 
 One engine lives at a time, as long as a module at most: engines are cheap to build in one process (their
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+# `support` is in two parts: what is vLLM's lies here, what every engine's tests use lies in `shared`.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from support.engine import Engine, EngineSettings

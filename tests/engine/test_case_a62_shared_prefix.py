@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from support.case_end import assert_case_end
 from support.engine import Engine
-from support.manager import Manager
+from support.manager import Manager, slow_tier
 from support.prompts import BLOCK_TOKENS
-from support.tier import Counted, leave_on_tier, slow_tier
+from support.tier import Counted, leave_on_tier
 
 Prompts = Callable[..., list[int]]
 REQUESTS = 50

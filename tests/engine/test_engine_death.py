@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.child import Child, build_engine
-from support.engine import Engine
+from support.child import Child
+from support.engine import Engine, build_engine
 from support.holds import COPY_RESTORE, COPY_SAVE, QUERY_REPLY
 from support.manager import Manager
 from support.prompts import restorable_tokens

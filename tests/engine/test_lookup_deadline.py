@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from support.case_end import assert_case_end
 from support.engine import Engine
-from support.manager import Manager
+from support.manager import Manager, slow_tier
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import Counted, reads_pending, slow_tier, stored
+from support.tier import Counted, reads_pending, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.engine import Engine
 from support.gauges import not_drained
-from support.manager import Manager
+from support.manager import Manager, slow_tier
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import Counted, leave_on_tier, slow_tier, stored
+from support.tier import Counted, leave_on_tier, stored
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]

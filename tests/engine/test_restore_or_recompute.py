@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from support.engine import Engine
 from support.holds import MEMORY_TIER_DELAY, SSD_FAULT
-from support.manager import Manager
+from support.manager import Manager, slow_tier
 from support.prompts import BLOCK_TOKENS, restorable_tokens
-from support.tier import Counted, leave_on_tier, reads_pending, slow_tier, stored
+from support.tier import Counted, leave_on_tier, reads_pending, stored
 from support.wait import wait_until
 
 from orbitkv.vllm.estimate import MIN_SAMPLES, PROBE_MOST_S

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from scripted import Instance, chain
 from support.holds import COPY_RESTORE, Holds
-from support.manager import Manager
-from support.tier import slow_tier
+from support.manager import Manager, slow_tier
 from support.wait import wait_until
 from tiered import PAGES, SLOT_BYTES, ask, prepare, prepared, ready
 

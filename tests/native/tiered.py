@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripted import PAGE_BYTES, Instance, chain
-from support.manager import Manager
-from support.tier import slow_tier
+from support.manager import Manager, slow_tier
 from support.wait import wait_until
 
 from orbitkv import _native as native

@@ -12,20 +12,9 @@ from support.environment import assert_one_thread
 from support.manager import Manager
 from support.memory import KvMemory
 from support.models import tiny_model
-from support.prompts import BLOCK_TOKENS, prompt
+from support.prompts import BLOCK_TOKENS, FILLER_SEED, prompt
+from support.results import Result
 from support.wait import wait_until
-
-# Prompts that only fill memory have seeds no test uses.
-FILLER_SEED = 1_000_000
-
-
-@dataclass(frozen=True)
-class Result:
-    """One finished request. `cached` counts prompt tokens that were not computed, wherever they came from."""
-
-    tokens: list[int]
-    cached: int
-    finish_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -236,3 +225,8 @@ def build_llm(manager: Manager | None, settings: EngineSettings) -> Any:
         num_gpu_blocks_override=settings.blocks,
         **{**options, **settings.options},
     )
+
+
+def build_engine(manager_directory: Path, settings: dict[str, Any]) -> Engine:
+    """For `support.child.Child`: an engine on a running manager; its views of the manager work there too."""
+    return Engine(Manager(manager_directory).attach(), EngineSettings(**settings))

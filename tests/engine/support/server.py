@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.engine import FILLER_SEED, Result
 from support.manager import Manager
 from support.models import tiny_model
-from support.prompts import BLOCK_TOKENS, prompt
+from support.ports import free_port
+from support.prompts import BLOCK_TOKENS, FILLER_SEED, prompt
+from support.results import Result
 from support.wait import wait_until
 
 # Imports in three processes, on a busy machine.
@@ -202,10 +203,3 @@ class Stream:
             with contextlib.suppress(OSError):
                 self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -25,12 +25,6 @@ class Counted:
         return self._totals().get(name, 0) - self._before.get(name, 0)
 
 
-def slow_tier(delay_ms: int, *, depth: int = 0, size: str = "128mib") -> tuple[str, ...]:
-    """Flags of a manager whose tier takes that long for a page, and has so many under way at once."""
-    flags = {"size": size, "delay-ms": delay_ms, "depth": depth}
-    return tuple(word for name, value in flags.items() for word in (f"--memory-tier-{name}", str(value)))
-
-
 def stored(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     """Computes and saves prompts, and leaves them on the tier alone. Their cold tokens."""
     cold = []

@@ -11,9 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from support.engine import Engine, EngineSettings
 from support.holds import Holds
-from support.manager import Manager
 from support.wait import wait_until
 
 # Imports of an engine included, on a busy machine.
@@ -83,11 +81,6 @@ class Child:
         error, result = self._pipe.recv()
         assert error is None, f"the child failed:\n{error}"
         return result
-
-
-def build_engine(manager_directory: Path, settings: dict[str, Any]) -> Engine:
-    """For `Child`: an engine on a running manager; its views of the manager work there too."""
-    return Engine(Manager(manager_directory).attach(), EngineSettings(**settings))
 
 
 def _is_stopped(task: Path) -> bool:

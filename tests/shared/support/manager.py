@@ -177,3 +177,9 @@ class Manager:
             assert time.monotonic() < deadline, f"not drained within {within_s} s: {left}"
             meanwhile()
             time.sleep(0.02)
+
+
+def slow_tier(delay_ms: int, *, depth: int = 0, size: str = "128mib") -> tuple[str, ...]:
+    """Flags of a manager whose tier takes that long for a page, and has so many under way at once."""
+    flags = {"size": size, "delay-ms": delay_ms, "depth": depth}
+    return tuple(word for name, value in flags.items() for word in (f"--memory-tier-{name}", str(value)))

@@ -7,6 +7,8 @@ import random
 BLOCK_TOKENS = 32
 # Ordinary tokens of the tiny model: not its special ones.
 FIRST_TOKEN, LAST_TOKEN = 10, 999
+# Prompts that only fill memory have seeds no test uses.
+FILLER_SEED = 1_000_000
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
