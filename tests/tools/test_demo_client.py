@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from demo import client, compare, counters, workload
-from demo.counters import Counters
+from demo import client, compare, workload
+from demo.counters import Counters, page_bytes
 from demo.drain import Drain
+from demo.engine import Engine
+from demo.metrics import metric
 from demo.rounds import Phase, Round, Source
 from demo.settings import BLOCK_TOKENS, ENGINE_TOKENS, MAX_MODEL_LEN, OUTPUT_TOKENS, PREFIX_TOKENS
+from demo.sglang import Sglang, SglangStream
+from demo.vllm import Vllm, VllmStream
 
+ENGINES: dict[str, Engine] = {"vllm": Vllm(), "sglang": Sglang()}
 REQUEST = workload.Request("r", (8, 9), 0)
 METRICS = """# HELP vllm:prompt_tokens_by_source_total x
 vllm:prompt_tokens_by_source_total{engine="0",model_name="tiny",source="local_compute"} 100.0
@@ -38,10 +45,39 @@ USAGE = {"choices": [], "usage": {"prompt_tokens": 2, "prompt_tokens_details": {
 def test_a_stream_gives_tokens_usage_and_time_of_the_first_token() -> None:
     ids = range(OUTPUT_TOKENS)
     lines = stream(tokens_event(), tokens_event(*ids[:3]), tokens_event(*ids[3:]), USAGE)
-    answer = client.read_stream(REQUEST, lines, time.monotonic() - 1)
+    answer = client.read_stream(REQUEST, VllmStream(), lines, time.monotonic() - 1)
     assert answer.tokens == tuple(ids)
     assert (answer.prompt_tokens, answer.cached_tokens) == (2, 1)
     assert answer.ttft_ms >= 1000
+
+
+def sglang_event(*ids: int, finish: str | None = None) -> dict[str, Any]:
+    meta = {"prompt_tokens": 2, "cached_tokens": 1, "finish_reason": finish and {"type": finish}}
+    return {"output_ids": list(ids), "meta_info": meta}
+
+
+def test_a_stream_that_repeats_its_tokens_gives_each_once() -> None:
+    ids = range(OUTPUT_TOKENS)
+    lines = stream(sglang_event(*ids[:1]), sglang_event(*ids[:9]), sglang_event(*ids, finish="length"))
+    answer = client.read_stream(REQUEST, SglangStream(), lines, time.monotonic() - 1)
+    assert answer.tokens == tuple(ids)
+    assert (answer.prompt_tokens, answer.cached_tokens) == (2, 1)
+    with pytest.raises(client.RequestError):
+        client.read_stream(REQUEST, SglangStream(), lines[:2], time.monotonic())
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_salt_changes_the_request_of_every_engine(engine: Engine) -> None:
+    assert engine.body(REQUEST.prompt, None) != engine.body(REQUEST.prompt, "salt")
+    assert "salt" in engine.body(REQUEST.prompt, "salt").values()
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_engines_hold_the_blocks_that_the_demo_counts_on(engine: Engine, tmp_path: Path) -> None:
+    words = [str(word) for word in engine.command(tmp_path, tmp_path, "127.0.0.1", 1)]
+    flags = dict(itertools.pairwise(words))
+    assert str(BLOCK_TOKENS) in (flags.get("--block-size"), flags.get("--page-size"))
+    assert str(ENGINE_TOKENS) == flags.get("--max-total-tokens") or "--num-gpu-blocks-override" in flags
 
 
 @pytest.mark.parametrize(
@@ -56,19 +92,19 @@ def test_a_stream_gives_tokens_usage_and_time_of_the_first_token() -> None:
 )
 def test_half_a_stream_is_an_error(events: list[dict[str, Any]]) -> None:
     with pytest.raises(client.RequestError):
-        client.read_stream(REQUEST, stream(*events), time.monotonic())
+        client.read_stream(REQUEST, VllmStream(), stream(*events), time.monotonic())
 
 
 def test_metrics_are_summed_over_engines() -> None:
     source = 'source="external_kv_transfer"'
-    assert counters.metric(METRICS, "vllm:prompt_tokens_by_source_total", source) == 96
-    assert counters.metric(METRICS, "vllm:external_prefix_cache_hits_total") == 1500
-    assert counters.metric(METRICS, "vllm:external_prefix_cache_hits") == 0
+    assert metric(METRICS, "vllm:prompt_tokens_by_source_total", source) == 96
+    assert metric(METRICS, "vllm:external_prefix_cache_hits_total") == 1500
+    assert metric(METRICS, "vllm:external_prefix_cache_hits") == 0
 
 
 def test_page_bytes_of_a_pool() -> None:
-    assert counters.page_bytes({"pool": {"used_bytes": 2 * (131072 + 4096), "pages": 2}}) == 131072
-    assert counters.page_bytes({"pool": {"used_bytes": 0, "pages": 0}}) == 0
+    assert page_bytes({"pool": {"used_bytes": 2 * (131072 + 4096), "pages": 2}}) == 131072
+    assert page_bytes({"pool": {"used_bytes": 0, "pages": 0}}) == 0
 
 
 def test_prompts_fit_the_model_and_are_the_same_every_time() -> None:

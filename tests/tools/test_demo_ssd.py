@@ -15,6 +15,7 @@ from demo import counters, processes, rounds
 from demo.processes import DemoError, Processes
 from demo.rounds import Stage
 from demo.settings import Places
+from demo.vllm import Vllm
 
 Answer = tuple[int, Any]
 Serve = Callable[[list[Answer]], str]
@@ -57,7 +58,7 @@ def started(tmp_path: Path, serve: Serve) -> Iterator[Callable[[list[Answer]], P
     made = []
 
     def start(answers: list[Answer]) -> Processes:
-        made.append(Processes(Places(programs=tmp_path, out=tmp_path)))
+        made.append(Processes(Vllm(), Places(programs=tmp_path, out=tmp_path)))
         made[-1]._manager_http = serve(answers)
         return made[-1]
 

@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
+from demo.engine import Engine, Stream, Usage
 from demo.settings import OUTPUT_TOKENS, REQUEST_S
 from demo.workload import Request
-
-MODEL_NAME = "tiny"
 
 
 class RequestError(Exception):
@@ -33,35 +31,22 @@ class Answer:
 
 
 class Client:
-    """One engine's `/v1/completions`."""
+    """Streams from one engine."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, engine: Engine, host: str, port: int) -> None:
+        self._engine, self._host, self._port = engine, host, port
 
     def complete(self, request: Request, salt: str | None = None) -> Answer:
         """Sends one request and reads its stream. With a `salt` nothing cached before can serve it."""
-        body: dict[str, Any] = {
-            "model": MODEL_NAME,
-            "prompt": list(request.prompt),
-            "max_tokens": OUTPUT_TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        if salt is not None:
-            body["cache_salt"] = salt
         connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_S)
         try:
             begun = time.monotonic()
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"}
-            )
+            body = json.dumps(self._engine.body(request.prompt, salt))
+            connection.request("POST", self._engine.path, body, {"content-type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise RequestError(f"{request.name}: HTTP {response.status}: {response.read(500)!r}")
-            return read_stream(request, response, begun)
+            return read_stream(request, self._engine.stream(), response, begun)
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(f"{request.name}: {error!r}") from error
         finally:
@@ -75,32 +60,30 @@ class Client:
             return list(threads.map(lambda request: self.complete(request, salt), requests))
 
 
-def read_stream(request: Request, lines: Iterable[bytes], begun: float) -> Answer:
+def read_stream(request: Request, stream: Stream, lines: Iterable[bytes], begun: float) -> Answer:
     """Reads server-sent events to the end; `begun` is the monotonic time at which it was sent."""
     first: float | None = None
     found: list[int] = []
-    usage: dict[str, Any] | None = None
+    usage: Usage | None = None
     for line in lines:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
         event = json.loads(line[len(b"data: ") :])
         if "error" in event:
             raise RequestError(f"{request.name}: {event['error']}")
-        usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            new = choice.get("token_ids") or []
-            if new and first is None:
-                first = time.monotonic()
-            found += new
+        usage = stream.usage(event) or usage
+        new = stream.tokens(event)
+        if new and first is None:
+            first = time.monotonic()
+        found += new
     if first is None or usage is None:
         raise RequestError(f"{request.name}: the stream ended after {len(found)} tokens without usage")
     if len(found) != OUTPUT_TOKENS:
         raise RequestError(f"{request.name}: {len(found)} tokens came, {OUTPUT_TOKENS} were asked for")
-    details = usage.get("prompt_tokens_details") or {}
     return Answer(
         request=request,
         ttft_ms=(first - begun) * 1e3,
         tokens=tuple(found),
-        prompt_tokens=usage["prompt_tokens"],
-        cached_tokens=details.get("cached_tokens") or 0,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
     )

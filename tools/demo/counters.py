@@ -9,6 +9,8 @@ import urllib.request
 from dataclasses import dataclass, fields
 from typing import Any
 
+from demo.engine import Engine
+
 GET_S = 10.0
 # The manager itself waits 10 s for its writes before it refuses.
 DROP_S = 20.0
@@ -80,16 +82,6 @@ class Ahead:
         return Ahead(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
-def metric(text: str, name: str, labels: str = "") -> int:
-    """Sum of a metric over its lines in the Prometheus text format; only lines that contain `labels`."""
-    total = 0.0
-    for line in text.splitlines():
-        series, _, value = line.rpartition(" ")
-        if series.split("{")[0] == name and labels in series:
-            total += float(value)
-    return int(total)
-
-
 @dataclass(frozen=True)
 class Counters:
     """What was counted since engine and manager started, or between two looks. In tokens and pages."""
@@ -110,25 +102,22 @@ class Counters:
     bad_pages: int
 
     @classmethod
-    def read(cls, engine: str, manager: str) -> Counters:
-        """Both sides as they are now."""
-        text = get(f"{engine}/metrics")
+    def read(cls, engine: Engine, address: str, manager: str) -> Counters:
+        """Both sides as they are now; `address` is the engine's."""
+        ours = engine.counters(get(f"{address}/metrics"))
         report = status(manager)
         pages = report["counters"]
 
-        def by_source(source: str) -> int:
-            return metric(text, "vllm:prompt_tokens_by_source_total", f'source="{source}"')
-
         return cls(
-            computed_tokens=by_source("local_compute"),
-            local_tokens=by_source("local_cache_hit"),
-            restored_tokens=by_source("external_kv_transfer"),
-            external_hit_tokens=metric(text, "vllm:external_prefix_cache_hits_total"),
+            computed_tokens=ours.computed_tokens,
+            local_tokens=ours.local_tokens,
+            restored_tokens=ours.restored_tokens,
+            external_hit_tokens=ours.external_hit_tokens,
             ram_pages=pages["ram_pages"],
             ssd_pages=pages["tier_pages"],
             missed_pages=pages["missed_pages"],
-            verified_bytes=metric(text, "vllm:orbitkv_load_bytes_total"),
-            bad_pages=metric(text, "vllm:orbitkv_load_failed_pages_total")
+            verified_bytes=ours.verified_bytes,
+            bad_pages=ours.failed_pages
             + pages["bad_pages"]
             + pages["failed_reads"]
             + sum(row["mismatches"] for row in report["ssd"]),

@@ -15,14 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from demo import counters
-from demo.client import MODEL_NAME
+from demo.engine import Engine
 from demo.settings import (
     ATTACH_S,
-    BLOCK_TOKENS,
-    ENGINE_BLOCKS,
     ENGINE_ENVIRONMENT,
     ENGINE_START_S,
-    MAX_MODEL_LEN,
     POOL_SIZE,
     RECOVER_S,
     SSD_CAPACITY,
@@ -33,8 +30,6 @@ from demo.settings import (
 HOST = "127.0.0.1"
 POLL_S = 0.2
 TAIL_LINES = 25
-# Every restored page is compared with its checksum, not a sample of them.
-CONNECTOR = {"kv_connector": "OrbitKVConnector", "kv_connector_extra_config": {"verify_restore": "all"}}
 
 
 class DemoError(Exception):
@@ -49,10 +44,11 @@ def free_port() -> int:
 
 
 class Processes:
-    """`orbitkv run --ssd vllm serve`, and the cache manager behind it. With `prepare` the engine reads ahead
-    for requests that wait."""
+    """`orbitkv run --ssd` with an engine, and the cache manager behind it. With `prepare` the engine reads
+    ahead for requests that wait."""
 
-    def __init__(self, places: Places, *, prepare: bool = False) -> None:
+    def __init__(self, kind: Engine, places: Places, *, prepare: bool = False) -> None:
+        self.kind = kind
         self._places = places
         self._prepare = prepare
         # A socket's path is short, and its directory is its owner's alone: mkdtemp gives both.
@@ -85,18 +81,11 @@ class Processes:
         orbitkv = [self._places.program("orbitkv"), "run", "--socket", self.socket]
         orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
         orbitkv += [f"--ssd={self.ssd}", "--ssd-capacity", SSD_CAPACITY]
-        engine = ["vllm", "serve", self._places.model, "--served-model-name", MODEL_NAME]
-        engine += ["--host", HOST, "--port", self.port, "--enforce-eager", "--enable-prompt-tokens-details"]
-        # In bfloat16, what else is in a batch decides near ties between two tokens now and then. The demo
-        # compares tokens of different batches, so rounding should not be what it shows.
-        engine += ["--dtype", "float32"]
-        engine += ["--block-size", BLOCK_TOKENS, "--max-model-len", MAX_MODEL_LEN]
-        engine += ["--num-gpu-blocks-override", ENGINE_BLOCKS]
-        engine += ["--kv-transfer-config", json.dumps(CONNECTOR)]
+        engine = self.kind.command(self._places.programs, self._places.model, HOST, self.port)
         self._run = self._spawn([*orbitkv, "--", *engine], self.engine_log, "wb")
 
     def _spawn(self, command: list[object], log: Path, mode: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, **ENGINE_ENVIRONMENT}
+        environment = {**os.environ, **ENGINE_ENVIRONMENT, **self.kind.environment}
         environment["ORBITKV_PREPARE_REQUESTS"] = str(int(self._prepare))
         environment["PATH"] = f"{self._places.programs}:{environment.get('PATH', '')}"
         with log.open(mode) as output:

@@ -81,7 +81,7 @@ class Stage:
 
     def read(self) -> Counters:
         """All counters now."""
-        return Counters.read(self._processes.engine, self._processes.manager)
+        return Counters.read(self._processes.kind, self._processes.engine, self._processes.manager)
 
     def play(
         self,

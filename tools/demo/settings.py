@@ -35,17 +35,13 @@ WRITTEN_S = 60.0
 RECOVER_S = 30.0
 STOP_S = 20.0
 
-# What the engine needs on a machine without a GPU and without a network.
+# What every engine needs on a machine without a GPU and without a network.
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     # More threads than idle cores make the CPU backend ten times slower.
     "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_SERVER_DEV_MODE": "1",
     # The demo shows restores, also those that are slower than computing with a model as small as this one.
     "ORBITKV_REFUSE_SLOW_RESTORES": "0",
     "NO_PROXY": "127.0.0.1",

@@ -41,12 +41,15 @@ class Server:
         blocks: int = 128,
         max_model_len: int = 2048,
         environment: dict[str, str] | None = None,
+        run_flags: tuple[str, ...] = ("--pool-size", "128mib"),
+        engine_flags: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         self.socket = directory / "manager.sock"
         self.log_path = directory / "server.log"
         self._blocks = blocks
         self._max_model_len = max_model_len
+        self._run_flags, self._engine_flags = run_flags, engine_flags
         self._port = free_port()
         self._fillers = 0
         variables = {
@@ -74,7 +77,7 @@ class Server:
         # Only what the tests need: the connector itself comes from `orbitkv run`.
         transfer = {"kv_connector": "OrbitKVConnector", "kv_connector_extra_config": connector}
         command = [executable, "run", "--socket", str(self.socket), "--http-addr", "127.0.0.1:0"]
-        command += ["--pool-size", "128mib", "vllm", "serve", str(tiny_model())]
+        command += [*self._run_flags, "vllm", "serve", str(tiny_model()), *self._engine_flags]
         command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(self._port)]
         command += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS)]
         command += ["--max-model-len", str(self._max_model_len), "--max-num-seqs", "8"]
