@@ -19,11 +19,13 @@ TOKENS = 400
 HIT = restorable(TOKENS)
 PAGES = HIT // PAGE_TOKENS
 HASTY_MS, PATIENT_MS = 300, 60_000
+# The name of the directory, by which faults find it.
+CACHE = "cache"
 
 
 @pytest.fixture(scope="module")
 def manager(new_manager: Callable[..., Manager], tmp_path_factory: pytest.TempPathFactory) -> Manager:
-    directory: Path = tmp_path_factory.mktemp("ssd") / "cache"
+    directory: Path = tmp_path_factory.mktemp("ssd") / CACHE
     manager = new_manager(flags=ssd_flags(directory))
     wait_serving(manager)
     return manager
@@ -65,7 +67,7 @@ def test_case_a18_a_page_that_cannot_be_read_is_not_promised(
     read: the prefix before the page, and the rest is computed."""
     tokens = new_prompt(TOKENS)
     cold = stored(engine, tokens)
-    with engine.manager.holds.switched(SSD_FAULT, f"one read {fault} 1"):
+    with engine.manager.holds.switched(SSD_FAULT, f"{CACHE} read {fault} 1"):
         again = engine.run(tokens)
     assert again.tokens == cold.tokens
     assert again.restored < HIT, "control: without the fault all of it is restored"
