@@ -79,7 +79,8 @@ class Answer:
 
 class Sglang:
     """`python -m sglang.launch_server` with `tokens` of KV memory. Without a manager it has SGLang's own
-    radix cache: the control. `config` is what `ORBITKV_CONFIG` says."""
+    radix cache: the control. `config` is what `ORBITKV_CONFIG` says; `before` are words in front of the
+    command, such as `orbitkv run`."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class Sglang:
         flags: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
         wait_active: bool = True,
+        before: tuple[str, ...] = (),
     ) -> None:
         self.manager = manager
         self.tokens = tokens
@@ -101,7 +103,14 @@ class Sglang:
         self._test_dir = test_dir
         self._wait_active = wait_active and manager is not None
         sizes = ("--max-total-tokens", str(tokens), "--max-running-requests", str(running))
-        self._command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model())]
+        self._command = [
+            *before,
+            sys.executable,
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            str(tiny_model()),
+        ]
         self._command += [*FLAGS, *sizes, "--port", str(self.port)]
         self._command += [*(CACHE_FLAGS if manager is not None else ()), *flags]
         ours = {"ORBITKV_CONFIG": json.dumps({"verify_restore": "all", **(config or {})})}
@@ -153,6 +162,12 @@ class Sglang:
             return False
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def is_running(self) -> bool:
         """Whether the server and its scheduler live."""
         return self._process is not None and self._process.poll() is None and bool(self._schedulers())
@@ -175,6 +190,12 @@ class Sglang:
     def log(self) -> str:
         """What it wrote so far."""
         return self.log_path.read_text(errors="replace")
+
+    def terminate(self) -> int:
+        """SIGTERM to the process that was started; its exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(STOP_S)
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
