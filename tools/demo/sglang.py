@@ -41,7 +41,6 @@ class Sglang:
         # Every restored page is compared with its checksum, not a sample of them.
         "ORBITKV_CONFIG": json.dumps({"verify_restore": "all"}),
     }
-    can_prepare = False
     path = "/generate"
 
     def command(self, programs: Path, model: Path, host: str, port: int) -> list[object]:

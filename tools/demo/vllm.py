@@ -40,7 +40,6 @@ class Vllm:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_SERVER_DEV_MODE": "1",
     }
-    can_prepare = True
     path = "/v1/completions"
 
     def command(self, programs: Path, model: Path, host: str, port: int) -> list[object]:

@@ -178,6 +178,11 @@ class Sglang:
         return Holds(self._test_dir, self.scheduler_pid)
 
     @property
+    def rank_holds(self) -> list[Holds]:
+        """The same of each rank, with several of them."""
+        return [Holds(self._test_dir, pid) for pid in sorted(self._schedulers(), key=_title)]
+
+    @property
     def scheduler_pid(self) -> int:
         """Process of its one rank."""
         [pid] = self._schedulers()
