@@ -61,8 +61,8 @@ def filler(engine: Sglang) -> Iterator[Filler]:
 
 
 def stored(engine: Sglang, tokens: list[int], new_prompt: Prompts) -> Answer:
-    """Runs a prompt, which is then in the pool and no longer in the engine: pages are allocated from the first
-    one on after a flush, so that a prompt of half the pool overwrites it without pressing it out of there."""
+    """Runs a prompt, which is then in the pool and no longer in the engine. After a flush the engine gives
+    out its pages from the first one on, so that half a pool of another prompt overwrites what it had."""
     engine.flush()
     cold = engine.run(tokens)
     engine.settle()
