@@ -28,6 +28,8 @@ PAGE_TOKENS = 64
 # Imports in three processes, on a busy machine.
 START_S = 180.0
 STOP_S = 60.0
+# Of one whose end nobody looks at: Python takes long to leave.
+LEAVE_S = 3.0
 REQUEST_S = 120.0
 FLUSH_S = 30
 TREE_LINE = "Tree cache initialized: source=registered('orbitkv') impl=OrbitKVRadixCache"
@@ -215,7 +217,7 @@ class Sglang:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S)
+                self._process.wait(LEAVE_S)
         self.kill()
 
     def restart(self) -> Sglang:
