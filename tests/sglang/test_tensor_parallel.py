@@ -18,13 +18,15 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def engine(manager: Manager, new_engine: Callable[..., Sglang]) -> Sglang:
+def engine(new_manager: Callable[..., Manager], new_engine: Callable[..., Sglang]) -> Sglang:
     # No library of NCCL is there: the ranks speak through gloo. Each is bound to a core of its own.
     cores = sorted(os.sched_getaffinity(0))
     environment = {
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
         "SGLANG_NCCL_SO_PATH": "/nonexistent/libnccl.so",
     }
+    # Each rank's shards are in segments of their own.
+    manager = new_manager(pool_size="128mib", segment_size="64mib")
     return new_engine(manager, flags=("--tp-size", str(RANKS)), environment=environment)
 
 
