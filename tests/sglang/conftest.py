@@ -59,19 +59,21 @@ def manager(new_manager: Callable[..., Manager]) -> Manager:
 
 @pytest.fixture(scope="module")
 def new_engine(test_dir: Path) -> Iterator[Callable[..., Sglang]]:
-    """Starts an engine on a manager (or on None, for a control); keywords are those of `Sglang`. They end
-    with the module, or before."""
+    """Starts an engine on a manager (or on None, for a control); keywords are those of `Sglang`. The engine
+    started before it ends first."""
     engines: list[Sglang] = []
 
     def start(manager: Manager | None, **options: object) -> Sglang:
         directory = Path(tempfile.mkdtemp(prefix="e-", dir=test_dir))
+        while engines:
+            engines.pop().close()
         # Known before it starts: one that never becomes active is ended too.
         engines.append(Sglang(manager, directory, test_dir, **options))
         return engines[-1].start()
 
     yield start
-    for engine in engines:
-        engine.close()
+    while engines:
+        engines.pop().close()
 
 
 @pytest.fixture

@@ -37,8 +37,7 @@ def engine(manager: Manager, new_engine: Callable[..., Sglang]) -> Sglang:
 
 
 @pytest.fixture(scope="module")
-def patient(manager: Manager, engine: Sglang, new_engine: Callable[..., Sglang]) -> Sglang:
-    engine.close()
+def patient(manager: Manager, new_engine: Callable[..., Sglang]) -> Sglang:
     return new_engine(manager, config={"lookup_deadline_ms": PATIENT_MS})
 
 

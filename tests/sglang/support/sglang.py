@@ -130,6 +130,7 @@ class Sglang:
 
     def start(self) -> Sglang:
         """Starts the server and waits until it serves, with the cache if there is a manager."""
+        before = self._instances() if self._wait_active else set()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -147,12 +148,16 @@ class Sglang:
         # The first request of a server takes seconds: torch prepares what it needs.
         self.run(prompt(next(self._fillers), 2 * PAGE_TOKENS))
         if self._wait_active:
-            self.wait_active()
+            wait_until(lambda: self._instances() - before, "the new engine is active")
         return self
 
     def wait_active(self) -> None:
-        """Waits until the manager has its self-test."""
-        wait_until(lambda: self.manager.active_instances() >= 1, "the engine is active")
+        """Waits until a manager that was restarted has its self-test."""
+        wait_until(self._instances, "the engine is active")
+
+    def _instances(self) -> set[str]:
+        """Engines that are active on its manager."""
+        return {row["instance"] for row in self.manager.status()["instances"] if row["active"]}
 
     def _is_healthy(self) -> bool:
         assert self._process is not None
