@@ -9,10 +9,13 @@ from support.holds import FAIL_PAGE
 from support.manager import Manager
 from support.sglang import PAGE_TOKENS, TREE_LINE, Sglang, restorable
 from support.sglang_end import assert_case_end
+from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
 TOKENS = 400
 GENERATED = 24
+# Keys and values of four layers of two heads of 64 numbers of four bytes.
+PAGE_BYTES = PAGE_TOKENS * 4 * 2 * 2 * 64 * 4
 
 
 @pytest.fixture(scope="module", params=["overlap", "plain"])
@@ -35,6 +38,25 @@ def test_cold_then_from_the_device_then_restored(engine: Sglang, new_prompt: Pro
     again = engine.run(tokens, GENERATED)
     assert (again.tokens, again.local, again.restored) == (cold.tokens, 0, restorable(TOKENS))
     engine.manager.assert_drained()
+
+
+def test_what_is_restored_is_in_the_engines_metrics(engine: Sglang, new_prompt: Prompts) -> None:
+    tokens = new_prompt(TOKENS)
+    engine.run(tokens)
+    engine.press_out()
+
+    def counted() -> list[float]:
+        return [
+            engine.metric(f"sglang:orbitkv_load_{name}_total") for name in ("pages", "bytes", "failed_pages")
+        ]
+
+    before = counted()
+    engine.run(tokens)
+    pages = restorable(TOKENS) // PAGE_TOKENS
+    grown = [pages, pages * PAGE_BYTES, 0]
+    wait_until(
+        lambda: [now - then for now, then in zip(counted(), before, strict=True)] == grown, "it is counted"
+    )
 
 
 def test_dropped_pages_are_computed(engine: Sglang, new_prompt: Prompts) -> None:

@@ -22,6 +22,7 @@ from orbitkv.sglang.counter import LayerCounter, LoadBatch
 from orbitkv.sglang.demands import Demands, Verdict
 from orbitkv.sglang.layout import blocks_of
 from orbitkv.sglang.log import logger, warn_once
+from orbitkv.sglang.metrics import Metrics
 from orbitkv.sglang.namespace import hash_bytes
 from orbitkv.sglang.reserver import NativeReserver
 from orbitkv.sglang.saves import SaveOrder, Saves
@@ -130,6 +131,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
         # Of the node that is about to be offloaded: the hash of the page before it, and how many there are.
         self.place: tuple[bytes | None, int] = (None, 0)
         self.counters: Counter[str] = Counter()
+        self._metrics = Metrics(ranks.rank)
 
     # Gate -------------------------------------------------------------------------------------------------
 
@@ -160,6 +162,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self._settle()
         self._guard(self._say_trouble, None)
         self._guard(self._say_absence, None)
+        self._guard(lambda: self._metrics.take(self._worker.stats()), None)
 
     def _guard(self, call: Callable[[], T], otherwise: T) -> T:
         """An error of ours must not become the engine's. The ranks stop together, at the next step."""
