@@ -14,7 +14,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 # The manager process, hold points and waits are those of the engine tests.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 
 from support.holds import Holds, hooks_directory, listen
