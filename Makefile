@@ -96,8 +96,9 @@ test-vllm:
 	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(VLLM_PYTHON) -m pytest tests \
 	    --ignore=tests/wheel --ignore-glob='*/tests/sglang*'
 
+# SGLang compiles its page hashes with ninja, which is in its environment.
 test-sglang:
-	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$$PATH $(SGLANG_PYTHON) -m pytest $(wildcard tests/sglang*)
+	@PYTHONPATH=$(HOOKS) PATH=$(HOOKS)/bin:$(CURDIR)/$(dir $(SGLANG_PYTHON)):$$PATH $(SGLANG_PYTHON) -m pytest $(wildcard tests/sglang*)
 
 test-wheel: wheel wheel-test-hooks
 	@$(MAKE) --no-print-directory setup ENGINE=vllm
