@@ -1,9 +1,9 @@
 //! A ticket and engine blocks become a restore or a save, if they fit each other.
 
 use super::Core;
+use super::admission::Admission;
 use super::load::{LoadJob, LoadSection};
 use super::save::{SaveGroup, SavePage};
-use super::state::Admission;
 use super::{Load, Save};
 use crate::registration::PROBE_GROUP;
 use crate::ticket::{PagePart, Ticket, TicketError, TicketKind};

@@ -3,7 +3,8 @@
 use super::chores::{Check, Checked, Chore, Chores, Sum};
 use super::load::{LoadJob, LoadSection};
 use super::save::SavePage;
-use super::state::{Origin, Segment, Work};
+use super::segments::Segment;
+use super::state::{Origin, Work};
 use super::stats::{add, add_since};
 use super::verify::Verifier;
 use crate::hooks;

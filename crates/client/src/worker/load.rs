@@ -1,7 +1,8 @@
 //! One restore.
 
 use super::device::of_cuda;
-use super::state::{Origin, Segment, Work};
+use super::segments::Segment;
+use super::state::{Origin, Work};
 use crate::ClientError;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, OnceLock};

@@ -1,6 +1,7 @@
 //! The worker's side: copies, fences, and the self-test.
 
 mod accept;
+mod admission;
 mod chores;
 mod copier;
 mod device;
@@ -11,6 +12,8 @@ mod probe;
 mod reports;
 mod save;
 mod scratch;
+mod segments;
+mod session;
 mod state;
 mod stats;
 mod unserved;

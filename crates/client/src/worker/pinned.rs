@@ -5,8 +5,10 @@
 //! checksums have been compared. What is left of the restore is a copy between mapped memory.
 
 use super::accept::Before;
+use super::admission::Admission;
 use super::load::LoadJob;
-use super::state::{Admission, Origin, Segment, Work};
+use super::segments::Segment;
+use super::state::{Origin, Work};
 use super::{Core, Load};
 use crate::ClientError;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

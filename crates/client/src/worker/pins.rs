@@ -3,7 +3,7 @@
 use super::chores::{Check, Checked};
 use super::copier::Copier;
 use super::pinned::PinJob;
-use super::state::Segment;
+use super::segments::Segment;
 use crate::hooks;
 use std::sync::Arc;
 
