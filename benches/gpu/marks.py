@@ -20,6 +20,8 @@ OF_CONNECTOR = (
     ("match", "orbitkv.vllm.connector:OrbitKVConnector.get_num_new_matched_tokens"),
     ("allocated", "orbitkv.vllm.connector:OrbitKVConnector.update_state_after_alloc"),
     ("metadata", "orbitkv.vllm.connector:OrbitKVConnector.build_connector_meta"),
+    ("fence", "orbitkv.vllm.worker:WorkerSide._fence"),
+    ("report", "orbitkv.vllm.connector:OrbitKVConnector.update_connector_output"),
 )
 # The runner that CUDA gets by default.
 OF_DEVICE = (

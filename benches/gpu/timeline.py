@@ -1,5 +1,6 @@
 """Where the time of a request goes: what the engine core does from its arrival to its first token, of hits in
-HBM and of restores, beside hits of an engine without a connector."""
+HBM and of restores, beside hits of an engine without a connector. And where that of many new prompts goes,
+all of which are saved."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ from benches.gpu.settings import GIB
 from benches.gpu.systems import NATIVE, ORBITKV, System
 
 PART = "timeline"
-ESTIMATE_S = 140
+ESTIMATE_S = 165
 LENGTHS = (1024, 8192, 32768)
 SAMPLES = 9
 POOL_BYTES = 8 * GIB
+MISS_PROMPTS, MISS_TOKENS, MISS_OUTPUT, MISS_ROUNDS = 64, 2048, 32, 2
 
 
 def measure(run: Run) -> None:
@@ -32,6 +34,9 @@ def measure(run: Run) -> None:
         for length in LENGTHS:
             for system in systems:
                 _measure_length(run, system, run.tokens(length))
+        for number in range(MISS_ROUNDS):
+            for system in systems:
+                _measure_misses(run, system, number)
 
 
 def _measure_length(run: Run, system: System, tokens: int) -> None:
@@ -54,6 +59,24 @@ def _measure_length(run: Run, system: System, tokens: int) -> None:
                 taken[kind].append(_relative(found, answer))
     for kind, samples in taken.items():
         _add(run, system, tokens, kind, samples)
+
+
+def _measure_misses(run: Run, system: System, number: int) -> None:
+    """A row for each mark: how often it came while prompts were computed, its time in all and at most."""
+    prompts = [run.seeds.new(run.tokens(MISS_TOKENS)) for _ in range(MISS_PROMPTS)]
+    system.engine.call("rpc", marks.take)
+    result = system.engine.call("ask_all", prompts, MISS_OUTPUT, within_s=300)
+    spans: dict[str, list[float]] = {}
+    for name, begun, ended in system.engine.call("rpc", marks.take):
+        spans.setdefault(name, []).append((ended - begun) * 1000)
+    system.wait_saved()
+    run.say(f"{PART}: {system.name}, misses, {result['seconds']:.3f} s")
+    for name, times in sorted(spans.items(), key=lambda item: -sum(item[1])):
+        total, most = round(sum(times), 1), round(max(times), 2)
+        values = {"mark": name, "total_ms": total, "longest_ms": most, "n": len(times)}
+        seconds = round(result["seconds"], 3)
+        run.rows.add(PART, system=system.name, kind="misses", round=number, seconds=seconds, **values)
+        run.say(f"  {total:9.1f} in all {most:9.2f} at most  {name} (n={len(times)})")
 
 
 def _relative(found: list[Any], answer: dict[str, Any]) -> list[tuple[str, float, float]]:
