@@ -44,6 +44,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = _load("adapter_fake_native")
     module.reset_manager()
     monkeypatch.setitem(sys.modules, "orbitkv._native", module)
+    # Copies of these clients end with the test, whatever the adapter was told.
+    monkeypatch.setattr("orbitkv.vllm.worker._NEVER_FREED", [])
     return module
 
 
