@@ -121,12 +121,12 @@ bench-engine: wheel
 	@PYTHONPATH=$(BENCHED):$(CURDIR)/tests/engine:$(CURDIR)/tests/shared PATH=$(BENCHED)/bin:$$PATH VLLM_LOGGING_LEVEL=ERROR \
 	    $(VLLM_PYTHON) benches/save_cost.py out/bench/summary.json
 
-# These two need no build and no network: a GPU, and vLLM and an installed wheel for GPU_PYTHON.
-gpu-bench: ## measure beside vLLM's own offload and PegaFlow on a host with a GPU; the table comes last
-	@$(GPU_PYTHON) -m benches.gpu.run bench --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
+# These two need no build and no network: a GPU, and the engine and an installed wheel for GPU_PYTHON.
+gpu-bench: ## measure beside the engine's own host cache on a host with a GPU (ENGINE); the table comes last
+	@$(GPU_PYTHON) -m benches.gpu.run bench --engine $(ENGINE) --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
 
-gpu-test: ## test restores, restarts and deaths on a host with a GPU
-	@$(GPU_PYTHON) -m benches.gpu.run test --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
+gpu-test: ## test restores, restarts and deaths on a host with a GPU (ENGINE)
+	@$(GPU_PYTHON) -m benches.gpu.run test --engine $(ENGINE) --budget-s $(GPU_BUDGET_S) --out $(GPU_OUT)
 
 lint: setup-tools ## check format, lints, dependency licences and sources
 	cargo fmt --all --check

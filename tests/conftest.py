@@ -9,4 +9,4 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # They need a GPU, and have a configuration of their own: `make gpu-test`.
-collect_ignore = ["gpu"]
+collect_ignore = ["gpu", "gpu_sglang"]

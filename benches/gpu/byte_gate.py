@@ -50,7 +50,7 @@ def measure(run: Run) -> None:
     system = begin(ORBITKV, settings, run.site, manager=manager, target=TARGET)
     try:
         system.wait_started()
-        _gate(run, PART, system, {}, (run.tokens(PROMPT_TOKENS), PROMPTS), wanted)
+        gate(run, PART, system, {}, (run.tokens(PROMPT_TOKENS), PROMPTS), wanted)
     finally:
         system.close()
         manager.close()
@@ -72,7 +72,7 @@ def variants(run: Run) -> None:
             wait_until(lambda: manager.active_instances() >= len(built), "all are active", ACTIVE_WITHIN_S)
         for variant, system in built:
             if run.budget.allows(VARIANT_S):
-                _gate(run, VARIANTS_PART, system, variant, (tokens, 2), wanted)
+                gate(run, VARIANTS_PART, system, variant, (tokens, 2), wanted)
             else:
                 run.rows.add(VARIANTS_PART, kind="missing", variant=variant, reason="no time left")
     finally:
@@ -99,7 +99,7 @@ def _variant_settings(run: Run, variant: dict[str, Any]) -> EngineSettings:
     return settings.with_(kv_cache_dtype="auto", layout=None) if run.is_dry_run else settings
 
 
-def _gate(
+def gate(
     run: Run, part: str, system: System, variant: dict[str, Any], prompts: tuple[int, int], wanted_bytes: int
 ) -> None:
     """Learns `prompts`, tokens and count, and restores them in turn until so many bytes have come back."""

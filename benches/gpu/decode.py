@@ -54,7 +54,7 @@ def measure(run: Run, systems: list[System]) -> None:
         if run.budget.allows(STEPS_S):
             _beside(run, system, "steps", SHORT_TOKENS, SHORT_PROMPTS, gap_ms=SHORT_GAP_MS)
     if {system.name for system in systems} == {ORBITKV, NATIVE}:
-        _misses(run, systems)
+        misses(run, systems)
 
 
 def _steps(run: Run) -> int:
@@ -159,13 +159,14 @@ def _add_decoding(
     run.rows.add(PART, system=system.name, kind=kind, **values)
 
 
-def _misses(run: Run, systems: list[System]) -> None:
-    """Rows of tokens a second with nothing but new prompts; a round has one of each engine."""
+def misses(run: Run, systems: list[System], count: int = MISS_PROMPTS) -> None:
+    """Rows of tokens a second with nothing but new prompts, `count` at a time; a round has one of each
+    engine."""
     for number in range(MISS_ROUNDS + 1):
         if not run.budget.allows(MISS_ROUND_S):
             break
         for system in rotated(systems, number):
-            prompts = _prompts(run, MISS_PROMPTS, MISS_TOKENS)
+            prompts = _prompts(run, count, MISS_TOKENS)
             result = system.engine.call("ask_all", prompts, MISS_OUTPUT, within_s=300)
             system.wait_saved()
             tokens = sum(len(prompt) + MISS_OUTPUT for prompt in prompts)

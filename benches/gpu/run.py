@@ -1,12 +1,12 @@
 """Runs the benchmark or the tests on a host with one GPU and no network, within a time budget.
 
-    python -m benches.gpu.run bench --budget-s 600 --out DIR [--only PART…] [--systems NAME…]
-    python -m benches.gpu.run test --budget-s 600 --out DIR [-- PYTEST ARGUMENTS]
+    python -m benches.gpu.run bench [--engine NAME] --budget-s 600 --out DIR [--only PART…] [--systems NAME…]
+    python -m benches.gpu.run test [--engine NAME] --budget-s 600 --out DIR [-- PYTEST ARGUMENTS]
 
 Parts run in order of worth; one that does not fit into what is left of the budget is not begun. What was
 measured is written as it comes and summed up in any case; a short table is printed last. DIR defaults to
-$OUT, else out/gpu. vLLM and an installed orbitkv wheel must be importable; peers that are not installed are
-left out."""
+$OUT, else out/gpu. The engine and an installed orbitkv wheel must be importable; peers that are not installed
+are left out."""
 
 from __future__ import annotations
 
@@ -18,68 +18,40 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__" and __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import byte_gate, decode, engines, host, registration, summary, tests, timeline, wire
+from benches.gpu import host, summary, tests
 from benches.gpu.budget import Budget
+from benches.gpu.kinds import KINDS
+from benches.gpu.part import Part
 from benches.gpu.prompts import Seeds
 from benches.gpu.rows import Rows
 from benches.gpu.run_context import Run
 from benches.gpu.settings import GIB
-from benches.gpu.systems import SYSTEMS, Site, orbitkv_commands
+from benches.gpu.systems import Site, orbitkv_commands
 
 LOG_BYTES = 400_000
-# Host memory that the caches of all systems may take at once.
-MEMORY_BYTES = 84 * GIB
-
-
-@dataclass(frozen=True)
-class Part:
-    """Something to measure; `seconds` is what it took where it was written, and a little more. What is also
-    `within` another part is measured by itself only where that one was not asked for."""
-
-    name: str
-    measure: Callable[[Run], None]
-    seconds: float
-    within: str = ""
-
-    def is_asked_for(self, only: list[str] | None) -> bool:
-        """Whether it is one of those named, or of all if none is."""
-        if not only:
-            return not self.within
-        return self.name in only and self.within not in only
-
-
-PARTS = (
-    Part("wire", wire.measure, wire.ESTIMATE_S),
-    Part("compiled", engines.compiled, engines.COMPILED_S),
-    Part("decode", decode.alone, decode.START_S + decode.ESTIMATE_S, within="compiled"),
-    Part("byte-gate", byte_gate.measure, byte_gate.ESTIMATE_S),
-    Part("eager", engines.eager, engines.EAGER_S),
-    Part("registration", registration.measure, registration.ESTIMATE_S),
-    Part("byte-gate-variants", byte_gate.variants, byte_gate.VARIANTS_ESTIMATE_S),
-    Part("timeline", timeline.measure, timeline.ESTIMATE_S),
-)
 
 
 def bench(args: argparse.Namespace, out: Path) -> int:
     """Runs the parts and publishes; 1 if one of them broke."""
+    kind = KINDS[args.engine]
     budget = Budget(args.budget_s)
     rows = Rows(out)
     work = Path(tempfile.mkdtemp(prefix="okv-bench-"))
     pool_bytes = GIB if args.dry_run else int(args.pool_gib * GIB)
     site = Site(work, pool_bytes, dict(args.connector), tuple(args.manager))
-    run = Run(rows, budget, site, tuple(args.systems), Seeds(args.seed), is_dry_run=args.dry_run)
+    seeds = Seeds(args.seed)
+    run = Run(rows, budget, site, tuple(args.systems), seeds, is_dry_run=args.dry_run, begin=kind.begin)
     if not args.dry_run:
-        rows.add("host", grown_s=round(host.grow_memory(MEMORY_BYTES), 2))
-    manifest = host.manifest(sys.argv[1:], run.systems, args.budget_s)
+        rows.add("host", grown_s=round(host.grow_memory(kind.memory_bytes), 2))
+    manifest = host.manifest(sys.argv[1:], run.systems, args.budget_s, kind.model)
     try:
-        for part in PARTS:
+        for part in kind.parts:
             if not part.is_asked_for(args.only):
                 continue
             if not budget.allows(part.seconds / 2):
@@ -90,7 +62,7 @@ def bench(args: argparse.Namespace, out: Path) -> int:
             _measured(run, part)
     finally:
         _keep_logs(work, out)
-        print(summary.publish(rows, manifest, out), flush=True)
+        print(summary.publish(rows, manifest, out, kind.shown), flush=True)
         shutil.rmtree(work, ignore_errors=True)
     return 1 if any(row.get("kind") == "failed" for row in rows.all) else 0
 
@@ -120,9 +92,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("what", choices=("bench", "test"))
     parser.add_argument("--budget-s", type=float, default=600.0, help="seconds that it may take (600)")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "out/gpu")))
-    names = [part.name for part in PARTS]
-    parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME")
+    parser.add_argument("--engine", choices=KINDS, default="vllm", help="(vllm)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=_choices(_parts))
+    parser.add_argument("--systems", nargs="+", default=[], metavar="NAME", help=_choices(_systems))
     parser.add_argument("--pool-gib", type=float, default=24, help="host memory of each system's cache")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts")
     parser.add_argument(
@@ -131,7 +103,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         default=[],
         type=_setting,
         metavar="KEY=VALUE",
-        help="settings of OrbitKV's connector",
+        help="settings of OrbitKV's adapter",
     )
     parser.add_argument(
         "--manager",
@@ -144,8 +116,24 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         "--dry-run", action="store_true", help="a tiny model without a GPU: tries the scripts, says nothing"
     )
     args = parser.parse_args(own)
+    for given, known in ((args.only, _parts(args.engine)), (args.systems, _systems(args.engine))):
+        if unknown := [name for name in given if name not in known]:
+            parser.error(f"{unknown[0]!r} is not of {args.engine}: choose from {', '.join(known)}")
+    args.systems = args.systems or list(_systems(args.engine))
     args.pytest = rest
     return args
+
+
+def _parts(engine: str) -> tuple[str, ...]:
+    return tuple(part.name for part in KINDS[engine].parts)
+
+
+def _systems(engine: str) -> tuple[str, ...]:
+    return KINDS[engine].systems
+
+
+def _choices(names: Callable[[str], tuple[str, ...]]) -> str:
+    return "; ".join(f"{engine}: {', '.join(names(engine))}" for engine in KINDS)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -171,7 +159,7 @@ def main() -> int:
     orbitkv_commands()
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    return bench(args, out) if args.what == "bench" else tests.run(args, out)
+    return bench(args, out) if args.what == "bench" else tests.run(args, KINDS[args.engine].tests, out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +26,11 @@ class Run:
     systems: tuple[str, ...]
     seeds: Seeds
     is_dry_run: bool = False
+    # Starts a system of the engine that the run is about.
+    begin: Callable[..., System] = begin
 
     def settings(self, **values: Any) -> EngineSettings:
-        """Settings of an engine, tiny in a dry run."""
+        """Settings of a vLLM engine, tiny in a dry run."""
         settings = EngineSettings(**values)
         return dry(settings) if self.is_dry_run else settings
 
@@ -37,7 +39,7 @@ class Run:
         return max(tokens // 16, 192) if self.is_dry_run else tokens
 
     @contextmanager
-    def started(self, part: str, names: Iterable[str], settings: EngineSettings) -> Iterator[list[System]]:
+    def started(self, part: str, names: Iterable[str], settings: Any) -> Iterator[list[System]]:
         """These systems side by side on the one GPU, started together. One that cannot be had is a row with
         its reason, and left out."""
         begun: list[System] = []
@@ -45,7 +47,7 @@ class Run:
         try:
             for name in names:
                 try:
-                    begun.append(begin(name, settings, self.site))
+                    begun.append(self.begin(name, settings, self.site))
                 except UnavailableError as reason:
                     self.missing(part, name, str(reason))
             for system in begun:

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benches.gpu import figures
 from benches.gpu.rows import Rows
-from benches.gpu.targets import verdicts
+from benches.gpu.targets import Verdict, verdicts
+
+SUFFIX = "+suffix"
 
 
-def publish(rows: Rows, manifest: dict[str, Any], out: Path) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """What is summed up of an engine: its modes, of which the first is that of `summary.json`, what a hit in
+    its own memory is called there, and what is judged."""
+
+    modes: tuple[str, ...]
+    hit: str
+    verdicts: Callable[[Rows], list[Verdict]]
+
+
+VLLM_SHOWN = Shown(modes=("compiled", "eager"), hit="hbm-hit", verdicts=verdicts)
+
+
+def publish(rows: Rows, manifest: dict[str, Any], out: Path, shown: Shown = VLLM_SHOWN) -> str:
     """Writes the files and returns the table. Works on the rows of a run that was cut short as well.
 
     `summary.json` is a list of `{"system", "tokens", "ttft_ms_median", "ttft_ms_min", "ttft_ms_max", "n"}`
-    of engines as users run them (compiled); `figures.json` has the other modes, and the verdicts."""
-    compiled = figures.ttft_systems(rows, "compiled")
-    judged = verdicts(rows)
+    of engines in the first mode; `figures.json` has the other modes, and the verdicts."""
+    judged = shown.verdicts(rows)
+    tables = [(mode, suffix) for mode in shown.modes for suffix in ("", SUFFIX)]
+    times = {_title(*table): figures.ttft_systems(rows, *table, shown.hit) for table in tables}
+    first = times.pop(shown.modes[0])
     others = {
-        "compiled, 10 % new tokens": figures.ttft_systems(rows, "compiled", "+suffix"),
-        "eager": figures.ttft_systems(rows, "eager"),
-        "eager, 10 % new tokens": figures.ttft_systems(rows, "eager", "+suffix"),
+        **times,
         "verdicts": [vars(verdict) for verdict in judged],
         "missing": [row for row in rows.all if row.get("kind") in ("missing", "failed")],
     }
-    for name, content in (("summary", compiled), ("figures", others), ("manifest", manifest)):
+    for name, content in (("summary", first), ("figures", others), ("manifest", manifest)):
         (out / f"{name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     lines = []
-    for mode, suffix in (("compiled", ""), ("compiled", "+suffix"), ("eager", ""), ("eager", "+suffix")):
-        lines += _times(rows, mode, suffix)
+    for table in tables:
+        lines += _times(rows, *table, shown.hit)
     lines += _decoding(rows)
     width = max(len(verdict.target) for verdict in judged)
     lines += ["", f"{'target':<{width}}  {'seen':<44} {'limit':<26} verdict"]
@@ -41,12 +58,16 @@ def publish(rows: Rows, manifest: dict[str, Any], out: Path) -> str:
     return table
 
 
-def _times(rows: Rows, mode: str, suffix: str) -> list[str]:
-    entries = figures.ttft_systems(rows, mode, suffix)
+def _title(mode: str, suffix: str) -> str:
+    return f"{mode}{', 10 % new tokens' if suffix else ''}"
+
+
+def _times(rows: Rows, mode: str, suffix: str, hit: str) -> list[str]:
+    entries = figures.ttft_systems(rows, mode, suffix, hit)
     if not entries:
         return []
     lengths = figures.ttft_lengths(rows, mode)
-    title = f"TTFT ms, {mode}{', 10 % new tokens' if suffix else ''}: median (least..most, n)"
+    title = f"TTFT ms, {_title(mode, suffix)}: median (least..most, n)"
     lines = ["", title, f"{'':<14}" + "".join(f"{tokens:>28}" for tokens in lengths)]
     for system in dict.fromkeys(entry["system"] for entry in entries):
         cells = []

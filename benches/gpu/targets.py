@@ -34,12 +34,13 @@ def verdicts(rows: Rows) -> list[Verdict]:
     found: list[Verdict] = []
     for mode in ("compiled", "eager"):
         found += _ttft(rows, mode)
-    found += [*_inter_token(rows), *_worst_step(rows), *_misses(rows)]
-    found += [*_registration(rows), *_start(rows), *_bytes(rows), *_variants(rows)]
+    found += [*_inter_token(rows), *_worst_step(rows), *misses(rows)]
+    found += [*_registration(rows), *_start(rows), *restored_bytes(rows), *_variants(rows)]
     return found
 
 
-def _judged(target: str, figure: float, limit: float, unit: str, *, at_least: bool = False) -> Verdict:
+def judged(target: str, figure: float, limit: float, unit: str, *, at_least: bool = False) -> Verdict:
+    """A figure beside its limit."""
     met = figure >= limit if at_least else figure <= limit
     sign = "≥" if at_least else "≤"
     return Verdict(target, MET if met else MISSED, f"{figure:.2f} {unit}", f"{sign} {limit:.2f} {unit}")
@@ -59,14 +60,14 @@ def _ttft(rows: Rows, mode: str) -> Iterator[Verdict]:
             continue
         transfer_ms = restorable_tokens(tokens) * QWEN3_8B.kv_bytes_per_token() / wire / 1e6
         limit = max(1.15 * transfer_ms + 3, hit["median"] + 4)
-        verdict = _judged(
+        verdict = judged(
             f"{name}: transfer {transfer_ms:.1f}, hit {hit['median']:.1f}", ours["median"], limit, "ms"
         )
         yield verdict if ours["n"] >= LEAST_SAMPLES else Verdict(name, NOT_RUN, f"n = {ours['n']}")
         peers = [figures.ttft(rows, mode, "restore", peer, tokens) for peer in (OFFLOAD, PEGAFLOW)]
         enough = [peer["median"] for peer in peers if peer is not None and peer["n"] >= LEAST_PEER_SAMPLES]
         if len(enough) == len(peers):
-            yield _judged(f"{name}: against the best peer", ours["median"], 1.02 * min(enough), "ms")
+            yield judged(f"{name}: against the best peer", ours["median"], 1.02 * min(enough), "ms")
         else:
             yield Verdict(f"{name}: against the best peer", NOT_RUN, f"{len(enough)} of {len(peers)} peers")
 
@@ -81,13 +82,13 @@ def _inter_token(rows: Rows) -> Iterator[Verdict]:
             yield Verdict(name, NOT_RUN, "nothing was copied one way" if beside else "")
             continue
         limit = factor * figures.percentile(alone, percent)
-        yield _judged(name, figures.percentile(beside, percent), limit, "ms")
+        yield judged(name, figures.percentile(beside, percent), limit, "ms")
     name = "the same p99 beside requests that restore, against as many that hit in HBM"
     beside = figures.intervals(rows, "decode", "requests", background=True)
     hits = figures.intervals(rows, "decode", "requests-hits", background=True)
     copied = sum(row["restored_pages"] for row in rows.of("decode", kind="requests", background=True))
     if hits and beside and copied:
-        yield _judged(name, figures.percentile(beside, 99), 1.2 * figures.percentile(hits, 99), "ms")
+        yield judged(name, figures.percentile(beside, 99), 1.2 * figures.percentile(hits, 99), "ms")
     else:
         yield Verdict(name, NOT_RUN, "nothing was restored" if beside else "")
 
@@ -100,24 +101,25 @@ def _worst_step(rows: Rows) -> Iterator[Verdict]:
     if not alone or not beside or not copied:
         yield Verdict(name, NOT_RUN, "nothing was restored" if beside else "")
     else:
-        yield _judged(name, max(beside), statistics.median(alone) + SYNC_MAX_MS + 2, "ms")
+        yield judged(name, max(beside), statistics.median(alone) + SYNC_MAX_MS + 2, "ms")
     hits = figures.intervals(rows, "decode", "steps-hits", background=True)
     name = "the same, longer than with requests that hit in HBM"
     if hits and beside and copied:
-        yield _judged(name, max(beside) - max(hits), SYNC_MAX_MS + 2, "ms")
+        yield judged(name, max(beside) - max(hits), SYNC_MAX_MS + 2, "ms")
     else:
         yield Verdict(name, NOT_RUN, "")
 
 
-def _misses(rows: Rows) -> Iterator[Verdict]:
+def misses(rows: Rows) -> Iterator[Verdict]:
+    """Throughput beside that of the engine alone."""
     name = "throughput of misses, of that without a connector"
     ratio = figures.spread(figures.miss_ratios(rows))
     if ratio is None or ratio["n"] < LEAST_PAIRS:
         yield Verdict(name, NOT_RUN, f"{ratio['n']} pairs" if ratio else "")
         return
-    judged = _judged(name, ratio["median"], 0.99, "x", at_least=True)
+    verdict = judged(name, ratio["median"], 0.99, "x", at_least=True)
     figure = f"{ratio['median']:.3f} x ({ratio['min']:.3f}..{ratio['max']:.3f}, {ratio['n']} pairs)"
-    yield replace(judged, figure=figure)
+    yield replace(verdict, figure=figure)
 
 
 def _registration(rows: Rows) -> Iterator[Verdict]:
@@ -128,7 +130,7 @@ def _registration(rows: Rows) -> Iterator[Verdict]:
         yield Verdict(name, NOT_RUN, "nothing was restored" if found else "")
         return
     delay = max(found[0]["intervals_ms"]) - statistics.median(alone)
-    yield _judged(f"{name} ({found[0]['pool_bytes'] / GIB:.1f} GiB)", delay, 20, "ms")
+    yield judged(f"{name} ({found[0]['pool_bytes'] / GIB:.1f} GiB)", delay, 20, "ms")
 
 
 def _start(rows: Rows) -> Iterator[Verdict]:
@@ -138,12 +140,13 @@ def _start(rows: Rows) -> Iterator[Verdict]:
         for system in (ORBITKV, NATIVE)
     )
     if ours and native:
-        yield _judged(name, statistics.median(ours) - statistics.median(native), 2, "s")
+        yield judged(name, statistics.median(ours) - statistics.median(native), 2, "s")
     else:
         yield Verdict(name, NOT_RUN)
 
 
-def _bytes(rows: Rows) -> Iterator[Verdict]:
+def restored_bytes(rows: Rows) -> Iterator[Verdict]:
+    """The byte gate."""
     name = "bytes restored and compared on the device"
     found = rows.of("byte-gate", kind="gate")
     restored = sum(row["bytes"] for row in found)

@@ -1,4 +1,4 @@
-"""Runs `tests/gpu` within a time budget and leaves their outcomes as rows."""
+"""Runs the tests of an engine within a time budget and leaves their outcomes as rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from benches.gpu.child import ROOT
 from benches.gpu.rows import Rows
 
-DIRECTORY = ROOT / "tests" / "gpu"
+CONFIGURATION = ROOT / "tests" / "gpu" / "pytest.ini"
 # Tests look at it before they begin: seconds since the epoch.
 DEADLINE_VARIABLE = "ORBITKV_GPU_DEADLINE"
 DRY_RUN_VARIABLE = "ORBITKV_GPU_DRY_RUN"
@@ -22,16 +22,16 @@ OUT_VARIABLE = "ORBITKV_GPU_OUT"
 CLOSING_S = 20
 
 
-def run(args: argparse.Namespace, out: Path) -> int:
-    """pytest's exit code; 1 as well if a test was not run for want of time."""
+def run(args: argparse.Namespace, directory: Path, out: Path) -> int:
+    """pytest's exit code for the tests in `directory`; 1 as well if a test was not run for want of time."""
     report = out / "tests.xml"
     environment = {**os.environ, DEADLINE_VARIABLE: str(time.time() + args.budget_s), OUT_VARIABLE: str(out)}
     environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), environment.get("PYTHONPATH", "")))
     if args.dry_run:
         environment[DRY_RUN_VARIABLE] = "1"
     # The project's own configuration wants plugins that such a host need not have.
-    command = [sys.executable, "-m", "pytest", "-c", str(DIRECTORY / "pytest.ini"), f"--rootdir={DIRECTORY}"]
-    command += [f"--junit-xml={report}", "-v", *(args.pytest or [str(DIRECTORY)])]
+    command = [sys.executable, "-m", "pytest", "-c", str(CONFIGURATION), f"--rootdir={directory}"]
+    command += [f"--junit-xml={report}", "-v", *(args.pytest or [str(directory)])]
     report.unlink(missing_ok=True)
     code = _run(command, environment, args.budget_s)
     rows = Rows(out)

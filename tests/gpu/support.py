@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benches.gpu.growth import grow
 from benches.gpu.process import Manager, wait_until
 from benches.gpu.prompts import restorable_tokens
-from benches.gpu.settings import GIB, EngineSettings
+from benches.gpu.settings import GIB
 from benches.gpu.systems import NATIVE, ORBITKV, Site, System, begin
 
 GENERATED = 32
@@ -17,10 +18,12 @@ STORE_TRIES = 24
 
 
 class Engines:
-    """Starts systems and keeps them until `close`; several started in one call start side by side."""
+    """Starts systems of an engine with `begin` and keeps them until `close`; several started in one call
+    start side by side. `settings` are those of that engine."""
 
-    def __init__(self, site: Site, settings: EngineSettings) -> None:
+    def __init__(self, site: Site, settings: Any, begin: Callable[..., System] = begin) -> None:
         self._site = site
+        self._begin = begin
         self.settings = settings
         self._systems: list[System] = []
         self._managers: list[Manager] = []
@@ -30,11 +33,13 @@ class Engines:
         self._managers.append(self._site.new_manager("--segment-size", "128mib", *flags))
         return self._managers[-1]
 
-    def begin(self, manager: Manager | None, *, module: str = "orbitkv.vllm", **changes: Any) -> System:
-        """An engine on that manager, or without a connector; `wait_started` of it is the caller's."""
+    def begin(self, manager: Manager | None, *, module: str | None = None, **changes: Any) -> System:
+        """An engine on that manager, or without a cache behind it; `wait_started` of it is the caller's. A
+        `module` has another connector than OrbitKV's, for vLLM."""
         name = NATIVE if manager is None else ORBITKV
         settings = self.settings.with_(**changes)
-        self._systems.append(begin(name, settings, self._site, manager=manager, module=module))
+        options = {"module": module} if module else {}
+        self._systems.append(self._begin(name, settings, self._site, manager=manager, **options))
         return self._systems[-1]
 
     def start(self, manager: Manager | None, **options: Any) -> System:
