@@ -1,7 +1,7 @@
 # OrbitKV. `make` alone lists the targets.
 #
 # Variables:
-#   ENGINE=vllm       the engine of setup and demo: vllm or sglang (tools/setup_engine.py); test takes both
+#   ENGINE=vllm       the engine of setup, demo, gpu-bench and gpu-test: vllm or sglang; test takes both
 #   SEEDS=20000       number of seeds `make sim` runs
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
 #   PREPARE=on        `make demo` also reads ahead from the SSD for requests that wait
