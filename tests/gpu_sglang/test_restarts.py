@@ -36,7 +36,6 @@ class Story:
         """All four at once."""
         assert self.tokens, "nothing was saved before"
         hit = restorable_tokens(len(self.tokens))
-        before = self.counters()["restored_pages"]
         asked = self.engine.engine.call("ask_all", [self.tokens] * ALIKE, GENERATED, within_s=300)
         self.engine.wait_saved()
         answers = asked["answers"]
@@ -44,7 +43,6 @@ class Story:
         assert [answer["cached"] for answer in answers] == [hit] * ALIKE
         # Whoever comes second finds the pages in the engine.
         assert sum(answer["restored"] for answer in answers) == hit
-        assert self.counters()["restored_pages"] - before == hit // BLOCK_TOKENS
         wait_drained(self.manager)
 
 
