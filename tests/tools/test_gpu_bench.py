@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import run, summary, targets
+from benches.gpu import kinds, run, summary, targets
 from benches.gpu.rows import Rows
 from benches.gpu.settings import GIB
 
@@ -155,7 +155,7 @@ def test_misses_are_judged_by_pairs(
     [(None, False), (["decode"], True), (["compiled"], False), (["compiled", "decode"], False)],
 )
 def test_a_part_within_another_runs_once(only: list[str] | None, expected: bool) -> None:
-    decode = next(part for part in run.PARTS if part.name == "decode")
+    decode = next(part for part in kinds.VLLM.parts if part.name == "decode")
     assert decode.is_asked_for(only) == expected
 
 
