@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from session import IS_DRY_RUN, new_prompt, site, skip_without_time
 from support import Engines
 
 __all__ = ["new_prompt", "site"]
+PATIENT = {"lookup_deadline_ms": 30_000}
 orbitkv_commands()
 
 
@@ -40,7 +42,7 @@ def settings() -> SglangSettings:
 
 @pytest.fixture(scope="module")
 def engines(site: Site, settings: SglangSettings) -> Iterator[Engines]:
-    """Starts engines and managers; they end with the module."""
-    made = Engines(site, settings, begin)
+    """Starts engines and managers; they end with the module. Requests wait for an SSD however slow it is."""
+    made = Engines(replace(site, connector={**site.connector, **PATIENT}), settings, begin)
     yield made
     made.close()
