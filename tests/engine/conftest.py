@@ -8,7 +8,6 @@ imports are paid once), but vLLM keeps process-wide state that two at once would
 from __future__ import annotations
 
 import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from support.engine import Engine, EngineSettings
 from support.environment import set_engine_environment
 from support.holds import Holds, hooks_directory
-from support.manager import Manager
+from support.manager import Manager, managers
 from support.prompts import prompt
 
 set_engine_environment()
@@ -37,17 +36,9 @@ def test_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def new_manager(test_dir: Path) -> Iterator[Callable[..., Manager]]:
-    """Starts managers that end with the module, each in a directory with a name short enough for a socket."""
-    managers: list[Manager] = []
-
-    def start(**options: object) -> Manager:
-        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
-        managers.append(Manager(directory, **options).start())
-        return managers[-1]
-
-    yield start
-    for manager in managers:
-        manager.stop()
+    """Starts managers that end with the module; keywords are those of `Manager`."""
+    with managers(test_dir) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ a wheel with test hooks, which `make test` puts on their paths."""
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 
 from scripted import Instance
 from support.holds import Holds, hooks_directory
-from support.manager import Manager
+from support.manager import Manager, managers
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +28,8 @@ def test_dir() -> Iterator[Path]:
 @pytest.fixture
 def new_manager(test_dir: Path) -> Iterator[Callable[..., Manager]]:
     """Starts managers that end with the test; keywords are those of `Manager`."""
-    managers: list[Manager] = []
-
-    def start(**options: object) -> Manager:
-        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
-        managers.append(Manager(directory, **options).start())
-        return managers[-1]
-
-    yield start
-    for manager in managers:
-        manager.stop()
+    with managers(test_dir) as start:
+        yield start
 
 
 @pytest.fixture

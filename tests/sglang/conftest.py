@@ -24,7 +24,7 @@ if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
 
 from support.holds import hooks_directory
-from support.manager import Manager
+from support.manager import Manager, managers
 from support.prompts import prompt
 from support.sglang import Sglang
 
@@ -38,17 +38,9 @@ def test_dir() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def new_manager(test_dir: Path) -> Iterator[Callable[..., Manager]]:
-    """Starts managers that end with the module, each in a directory with a name short enough for a socket."""
-    managers: list[Manager] = []
-
-    def start(**options: object) -> Manager:
-        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
-        managers.append(Manager(directory, **options).start())
-        return managers[-1]
-
-    yield start
-    for manager in managers:
-        manager.stop()
+    """Starts managers that end with the module; keywords are those of `Manager`."""
+    with managers(test_dir) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "shared"))
 
 from support.holds import Holds, hooks_directory, listen
-from support.manager import Manager
+from support.manager import Manager, managers
 
 if importlib.util.find_spec("sglang") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -37,16 +36,8 @@ def test_dir() -> Iterator[Path]:
 @pytest.fixture
 def new_manager(test_dir: Path) -> Iterator[Callable[..., Manager]]:
     """Starts managers that end with the test; keywords are those of `Manager`."""
-    managers: list[Manager] = []
-
-    def start(**options: object) -> Manager:
-        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
-        managers.append(Manager(directory, **options).start())
-        return managers[-1]
-
-    yield start
-    for manager in managers:
-        manager.stop()
+    with managers(test_dir) as start:
+        yield start
 
 
 @pytest.fixture

@@ -7,9 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +179,22 @@ class Manager:
             assert time.monotonic() < deadline, f"not drained within {within_s} s: {left}"
             meanwhile()
             time.sleep(0.02)
+
+
+@contextmanager
+def managers(test_dir: Path) -> Iterator[Callable[..., Manager]]:
+    """Starts managers that end with the block, each in a directory with a name short enough for a socket;
+    keywords are those of `Manager`."""
+    started: list[Manager] = []
+
+    def start(**options: object) -> Manager:
+        directory = Path(tempfile.mkdtemp(prefix="m-", dir=test_dir))
+        started.append(Manager(directory, **options).start())
+        return started[-1]
+
+    yield start
+    for manager in started:
+        manager.stop()
 
 
 def slow_tier(delay_ms: int, *, depth: int = 0, size: str = "128mib") -> tuple[str, ...]:
