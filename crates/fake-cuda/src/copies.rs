@@ -11,7 +11,7 @@ use crate::stream::{Move, Stream, Work, copy};
 
 /// Which side of a copy is the host.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Host {
+pub(crate) enum Host {
     Source,
     Destination,
 }
@@ -44,7 +44,7 @@ fn enqueue(
         stream.drain();
         moves.into_iter().for_each(copy);
     } else {
-        stream.push(Work::Copy(moves));
+        stream.push(Work::Copy(host, moves));
     }
     Ok(())
 }

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::DEVICES;
+use crate::copies::Host;
+use crate::copy_engine::CopyEngine;
 use crate::entry::minds_captures;
 use crate::plan::{FakeStats, Fault};
 
@@ -37,6 +39,9 @@ pub(crate) struct Device {
     copy_us: AtomicU64,
     /// Whether somebody captures a graph in the global mode.
     capturing: AtomicBool,
+    /// To the device, and to the host.
+    to_device: CopyEngine,
+    to_host: CopyEngine,
     /// Held while a row moves; whoever destroys the context takes it alone.
     motion: RwLock<()>,
 }
@@ -94,6 +99,8 @@ impl Device {
             gone: AtomicBool::new(false),
             copy_us: AtomicU64::new(0),
             capturing: AtomicBool::new(false),
+            to_device: CopyEngine::default(),
+            to_host: CopyEngine::default(),
             motion: RwLock::new(()),
         }
     }
@@ -155,6 +162,14 @@ impl Device {
 
     pub(crate) fn moving(&self) -> RwLockReadGuard<'_, ()> {
         self.motion.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The engine for copies whose host side is this.
+    pub(crate) fn engine(&self, host: Host) -> &CopyEngine {
+        match host {
+            Host::Source => &self.to_device,
+            Host::Destination => &self.to_host,
+        }
     }
 
     pub(crate) fn set_capturing(&self, capturing: bool) {

@@ -4,6 +4,7 @@
 //! - a wait on an event that was never recorded is no wait;
 //! - a copy from or to host memory that is not registered returns only when it is done;
 //! - a range that reaches over two registrations is refused, and so is registering memory twice;
+//! - a copy engine, one a direction, serves one stream for as long as that has copies that may begin;
 //! - some calls spoil the graph capture of another thread, unless their thread has opted out;
 //! - a kernel sees host memory under another address than the host does, reads its arguments' memory when it runs, and
 //!   ends the context if it touches what is neither registered nor device memory;
@@ -14,6 +15,7 @@
 
 mod control;
 mod copies;
+mod copy_engine;
 mod device;
 mod entry;
 mod event;

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::copies::Host;
+use crate::copy_engine::Served;
 use crate::device::Device;
 use crate::event::Counts;
 use crate::kernels::Launch;
@@ -20,7 +22,7 @@ pub(crate) struct Move {
 
 /// What a stream does in its turn.
 pub(crate) enum Work {
-    Copy(Vec<Move>),
+    Copy(Host, Vec<Move>),
     Kernel(Launch),
     Record(Arc<Counts>, u64),
     Wait(Arc<Counts>, u64),
@@ -43,6 +45,14 @@ struct State {
     waiting: VecDeque<Work>,
     busy: bool,
     closed: bool,
+}
+
+impl State {
+    /// Whether the next thing to do, apart from records, is a copy in this direction.
+    fn goes_on(&self, host: Host) -> bool {
+        let next = self.waiting.iter().find(|work| !matches!(work, Work::Record(..)));
+        matches!(next, Some(Work::Copy(way, _)) if *way == host)
+    }
 }
 
 impl Stream {
@@ -87,11 +97,16 @@ impl Queue {
 
     fn run(&self, device: &Device) {
         let mut state = self.lock();
+        let mut served: Option<(Host, Served<'_>)> = None;
         loop {
+            served = served.filter(|(host, _)| state.goes_on(*host));
             if let Some(work) = state.waiting.pop_front() {
                 state.busy = true;
                 drop(state);
                 if !device.is_gone() {
+                    if let (Work::Copy(host, _), None) = (&work, &served) {
+                        served = Some((*host, device.engine(*host).enter(&|| device.is_gone())));
+                    }
                     carry_out(device, work);
                 }
                 state = self.lock();
@@ -108,7 +123,7 @@ impl Queue {
 
 fn carry_out(device: &Device, work: Work) {
     match work {
-        Work::Copy(moves) => {
+        Work::Copy(_, moves) => {
             thread::sleep(Duration::from_micros(device.copy_us()));
             for row in moves {
                 // A context that is destroyed moves no further byte.

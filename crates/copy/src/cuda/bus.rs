@@ -1,4 +1,4 @@
-//! A stream, and how copies get onto it.
+//! The way in one direction, and how copies get onto its streams.
 
 use std::collections::VecDeque;
 use std::ptr;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::active::{Active, InFlight, Landing};
 use super::choice::Choice;
+use super::config::CudaCopyConfig;
 use super::context::Context;
 use super::error::CudaError;
 use super::kernel::Kernel;
@@ -14,7 +15,8 @@ use super::plan::{self, Op};
 use super::pool::{EventPool, PooledEvent};
 use super::registry::Registry;
 use super::staging::Staging;
-use super::stream::{Piece, Stream, Way};
+use super::stream::{Piece, Way};
+use super::turns::Turns;
 use crate::{CopyDirection, CopyFailure, CopyId, Step};
 
 /// Most things waited for on a stream; far above what keeps it busy.
@@ -46,11 +48,11 @@ pub(super) enum Queued {
 pub(super) struct Bus {
     direction: CopyDirection,
     way: Way,
-    stream: Stream,
+    turns: Turns,
     pub(super) staging: Staging,
     /// `None` where the kernel is not used.
     lists: Option<Lists>,
-    /// In the order of the stream.
+    /// In the order of the streams, which copy one after the other.
     pub(super) in_flight: VecDeque<InFlight>,
     /// Bytes of steps that are queued and have not been reached.
     pub(super) ahead_bytes: usize,
@@ -60,7 +62,7 @@ impl Bus {
     pub(super) fn create(
         context: &Arc<Context>,
         direction: CopyDirection,
-        staging_slot_bytes: usize,
+        config: &CudaCopyConfig,
         kernel: Option<&Arc<Kernel>>,
     ) -> Result<Bus, CudaError> {
         // A request waits for a restore; a save only has to end at some time.
@@ -71,8 +73,8 @@ impl Bus {
         Ok(Bus {
             direction,
             way,
-            stream: Stream::create(context, urgent)?,
-            staging: Staging::create(context, staging_slot_bytes)?,
+            turns: Turns::create(context, urgent, config.turn_bytes)?,
+            staging: Staging::create(context, config.staging_slot_bytes)?,
             lists: kernel.map(|kernel| Lists::create(context, kernel)).transpose()?,
             in_flight: VecDeque::new(),
             ahead_bytes: 0,
@@ -109,7 +111,7 @@ impl Bus {
         ops.extend(plan::calls(pinned, tools.choice));
         if !active.ordered {
             (tools.before_fragment)(self.direction, active.job.id());
-            match active.job.order().hold(self.stream.handle()) {
+            match active.job.order().hold(self.turns.handle()) {
                 Err(error) if error.is_sticky() => return Err(error),
                 Err(error) => active.fail(CopyFailure::Device { code: error.code() }),
                 Ok(()) => active.ordered = true,
@@ -128,6 +130,8 @@ impl Bus {
         while !active.progress().is_stopped()
             && let Some(op) = active.ops.pop_front()
         {
+            let bytes = op.engine_bytes();
+            self.turns.next(tools.pool)?;
             match op {
                 Op::Staged(piece) => {
                     let Some(slot) = self.staging.take() else {
@@ -141,7 +145,7 @@ impl Bus {
                 Op::Batch(pieces) => {
                     active.calls += 1;
                     // SAFETY: the job is in its gate until an event recorded after this call is complete.
-                    match unsafe { self.stream.copy_batch(self.way, &pieces) } {
+                    match unsafe { self.turns.stream().copy_batch(self.way, &pieces) } {
                         Err(error) if !error.is_sticky() => {
                             // Whatever part of it was queued is queued again, with the same bytes.
                             tools.choice.batch = false;
@@ -159,16 +163,17 @@ impl Bus {
                 Op::Plain(piece) => {
                     active.calls += 1;
                     // SAFETY: as above.
-                    let called = unsafe { self.stream.copy(self.way, piece) };
+                    let called = unsafe { self.turns.stream().copy(self.way, piece) };
                     Self::settle_call(active, called)?;
                 }
                 Op::Rows(rows) => {
                     active.calls += 1;
                     // SAFETY: as above.
-                    let called = unsafe { self.stream.copy_rows(self.way, rows) };
+                    let called = unsafe { self.turns.stream().copy_rows(self.way, rows) };
                     Self::settle_call(active, called)?;
                 }
             }
+            self.turns.took(bytes);
         }
         Ok(Queued::Whole)
     }
@@ -202,7 +207,7 @@ impl Bus {
             Way::ToHost => Landing::Drain { slot, piece },
         };
         // SAFETY: the slot is nobody else's, and the job in its gate, until an event recorded after this is complete.
-        let called = unsafe { self.stream.copy(self.way, staged) };
+        let called = unsafe { self.turns.stream().copy(self.way, staged) };
         // Where the call failed there is nothing to drain, and the slot waits for the stream all the same.
         let landing = if called.is_ok() { landing } else { Landing::Free { slot } };
         self.mark(active, 0, landing, pool.take())?;
@@ -227,7 +232,7 @@ impl Bus {
         active.calls += 1;
         // SAFETY: the job is in its gate until an event recorded after this call is complete, and the list is given
         // back when the one recorded next is.
-        let launched = unsafe { lists.launch(self.stream.handle(), &list) };
+        let launched = unsafe { lists.launch(self.turns.handle(), &list) };
         // Where the call failed nobody knows who reads the list, so it waits for the stream all the same.
         self.mark(active, 0, Landing::List { taken: list.taken }, tools.pool.take())?;
         match launched {
@@ -281,7 +286,7 @@ impl Bus {
         landing: Landing,
         event: Result<Arc<PooledEvent>, CudaError>,
     ) -> Result<(), CudaError> {
-        let recorded = event.and_then(|event| event.record(self.stream.handle()).map(|()| event));
+        let recorded = event.and_then(|event| event.record(self.turns.handle()).map(|()| event));
         let (event, error) = match recorded {
             Ok(event) => (Some(event), None),
             Err(error) => (None, Some(error)),

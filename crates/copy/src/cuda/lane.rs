@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::active::{Active, InFlight, Landing};
 use super::bus::{Bus, Queued, Tools};
+use super::config::CudaCopyConfig;
 use super::context::Context;
 use super::error::CudaError;
 use super::kernel::Kernel;
@@ -21,10 +22,10 @@ impl Lane {
     pub(super) fn create(
         context: &Arc<Context>,
         direction: CopyDirection,
-        staging_slot_bytes: usize,
+        config: &CudaCopyConfig,
         kernel: Option<&Arc<Kernel>>,
     ) -> Result<Lane, CudaError> {
-        let bus = Bus::create(context, direction, staging_slot_bytes, kernel)?;
+        let bus = Bus::create(context, direction, config, kernel)?;
         Ok(Lane { direction, jobs: VecDeque::new(), bus })
     }
 

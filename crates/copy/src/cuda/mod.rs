@@ -4,10 +4,11 @@
 //! nothing panics without a driver. The engine uses the primary context of its device, which is the one that the
 //! serving engine's runtime uses, so it costs no device memory of its own.
 //!
-//! One thread owns two streams, one a direction, and queues jobs on them in turn. A step enters its job's gate before
-//! its first copy is queued and leaves it when the event behind its last copy is complete: that event, or the end of
-//! the context, is the only evidence that ends custody. A device that is lost fails every job at once for those who
-//! wait, and reports each only on that evidence.
+//! One thread owns two streams a direction, which take turns so that the serving engine's own copies get theirs, and
+//! queues jobs on them one after the other. A step enters its job's gate before its first copy is queued and leaves it
+//! when the event behind its last copy is complete: that event, or the end of the context, is the only evidence that
+//! ends custody. A device that is lost fails every job at once for those who wait, and reports each only on that
+//! evidence.
 //!
 //! Completed saves are in host memory when they are reported, so [`crate::page_crc64`] sums them on any thread.
 
@@ -35,6 +36,7 @@ mod registry;
 mod self_test;
 mod staging;
 mod stream;
+mod turns;
 mod worker;
 
 use std::sync::{Arc, PoisonError};
@@ -88,11 +90,10 @@ impl CudaCopy {
         config.check()?;
         let _relaxed = driver.relax_captures()?;
         let context = Context::retain(driver, config.device)?;
-        let slot_bytes = config.staging_slot_bytes;
         let shared = Arc::new(Shared::new(context.clone(), config));
         let kernel = shared.allow_kernel();
         let choice = Choice::new(&shared.config, kernel.is_some(), shared.allow_batches(), driver.has_rows());
-        let lane = |direction| Lane::create(&context, direction, slot_bytes, kernel.as_ref());
+        let lane = |direction| Lane::create(&context, direction, &shared.config, kernel.as_ref());
         let lanes = [lane(CopyDirection::Restore)?, lane(CopyDirection::Save)?];
         let worker = Worker { shared: shared.clone(), lanes, choice };
         let mut engine = CudaCopy { shared: shared.clone(), worker: None, registrar: None };

@@ -28,6 +28,18 @@ pub(super) enum Op {
     Staged(Piece),
 }
 
+impl Op {
+    /// Bytes that a copy engine of the device moves for it.
+    pub(super) fn engine_bytes(&self) -> usize {
+        match self {
+            Op::Plain(piece) | Op::Staged(piece) => piece.bytes,
+            Op::Rows(rows) => rows.count * rows.first.bytes,
+            Op::Batch(pieces) => pieces.iter().map(|piece| piece.bytes).sum(),
+            Op::List(_) => 0,
+        }
+    }
+}
+
 /// A registered piece and the number of its chunk among the job's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pinned {
@@ -100,9 +112,8 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
     let mut ops: VecDeque<Op> = large.into_iter().map(|pinned| Op::Plain(pinned.piece)).collect();
     let small = lists(small, choice, &mut ops);
     if choice.uses_batches() && small.len() >= MIN_GROUP {
-        for group in small.chunks(choice.batch_max_descriptors) {
-            ops.push_back(Op::Batch(group.iter().map(|pinned| pinned.piece).collect()));
-        }
+        let small: Vec<Piece> = small.into_iter().map(|pinned| pinned.piece).collect();
+        ops.extend(batches(&small, choice));
     } else if choice.uses_rows() {
         rows(&small, &mut ops);
     } else {
@@ -137,10 +148,27 @@ fn lists(pieces: Vec<Pinned>, choice: &Choice, ops: &mut VecDeque<Op>) -> Vec<Pi
 pub(super) fn unlisted(listed: &[Listed], choice: &Choice) -> Vec<Op> {
     let pieces: Vec<Piece> = listed.iter().map(|listed| listed.piece).collect();
     if choice.uses_batches() && pieces.len() >= MIN_GROUP {
-        pieces.chunks(choice.batch_max_descriptors).map(|group| Op::Batch(group.to_vec())).collect()
+        batches(&pieces, choice).collect()
     } else {
         pieces.into_iter().map(Op::Plain).collect()
     }
+}
+
+/// Batches of at most so many pieces, each of which ends with the piece that fills a turn.
+fn batches<'a>(pieces: &'a [Piece], choice: &'a Choice) -> impl Iterator<Item = Op> + 'a {
+    let mut rest = pieces;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |piece: &&Piece| {
+            let before = bytes;
+            bytes += piece.bytes;
+            before < choice.turn_bytes
+        };
+        let count = rest.iter().take(choice.batch_max_descriptors).take_while(fits).count();
+        let (group, later) = rest.split_at_checked(count).filter(|(group, _)| !group.is_empty())?;
+        rest = later;
+        Some(Op::Batch(group.to_vec()))
+    })
 }
 
 /// Groups neighbours at constant distances.
@@ -197,6 +225,7 @@ mod tests {
         kernel_unbatched_below_bytes: 1000,
         plain_min_bytes: 1 << 20,
         staging_bytes: 1 << 20,
+        turn_bytes: 1 << 20,
     };
 
     /// Pieces of `bytes` at `host` and `device` addresses, all in chunk 0.
@@ -239,6 +268,27 @@ mod tests {
             })
             .collect();
         assert_eq!(sizes, [1 << 20, 512, 512, 6]);
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_piece_that_fills_a_turn() {
+        let places: Vec<_> = (0..10).map(|at| (1000 + at * 300, 900_000 + at as u64 * 200)).collect();
+        let mut uneven = pieces(&places, 100);
+        uneven[4].piece.bytes = 900;
+        let sizes = |turn_bytes| {
+            let ops = calls(uneven.clone(), &Choice { turn_bytes, ..CHOICE });
+            let bytes: usize = ops.iter().map(Op::engine_bytes).sum();
+            assert_eq!(bytes, 1800, "each piece once");
+            ops.iter()
+                .map(|op| match op {
+                    Op::Batch(pieces) => pieces.len(),
+                    other => unreachable!("{other:?}"),
+                })
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(300), [3, 2, 3, 2]);
+        assert_eq!(sizes(1), [1; 10]);
+        assert_eq!(sizes(1800), [10]);
     }
 
     #[test]
