@@ -29,7 +29,7 @@ That may put a request off for a few steps more; it never lets one pass that doe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -77,6 +77,12 @@ class Gate:
     def release(self, request_id: str) -> None:
         """The request was scheduled, has lost its blocks, or is gone. Idempotent."""
         self._holds.pop(request_id, None)
+
+    def release_all(self, request_ids: Iterable[str]) -> None:
+        """These were scheduled."""
+        if self._holds:
+            for request_id in request_ids:
+                self.release(request_id)
 
     def new_scan(self) -> None:
         """The engine's scan of the waiting requests is over."""

@@ -75,7 +75,7 @@ class SchedulerSide:
         self.gate = Gate(self._free_blocks, enabled=needs_gate)
         self.saves = SaveBook(self._client, world_size=world_size)
         self.records: dict[str, RequestRecord] = {}
-        self._tables = BlockTables(self.records)
+        self._tables = BlockTables(self.records, block_tokens=block_tokens)
         # Of requests that have left, or lost their blocks: the last step begun by then, and these blocks.
         self._left: deque[tuple[int, list[int]]] = deque()
         self.loads: list[LoadOrder] = []
@@ -201,8 +201,7 @@ class SchedulerSide:
         self._counts_due = False
         self._say_active()
         self.gate.new_scan()
-        for request_id in output.num_scheduled_tokens:
-            self.gate.release(request_id)
+        self.gate.release_all(output.num_scheduled_tokens)
         if self._trace.is_on:
             self._trace_first_uses(output)
         for request_id in output.preempted_req_ids or ():
@@ -243,11 +242,11 @@ class SchedulerSide:
         if not self._client.active:
             return
         self.saves.offer_postponed()
-        for row in rows:
-            record = self.records[row.request_id]
-            count = min(row.end // self._block_tokens, len(record.request.block_hashes), len(row.table))
-            stop = min(count, record.considered + self.saves.room(row.request_id))
-            if stop <= record.considered or record.request.resumable:
+        for record, full in rows:
+            request = record.request
+            count = min(full, len(request.block_hashes), len(record.blocks))
+            stop = min(count, record.considered + self.saves.room(request.request_id))
+            if stop <= record.considered or request.resumable:
                 continue
             is_found = record.considered < record.local_blocks
             offer = self.saves.postpone if is_found else self.saves.offer

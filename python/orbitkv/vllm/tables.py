@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orbitkv.vllm.requests import Phase, RequestRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from vllm.v1.core.sched.output import SchedulerOutput
 
 
-@dataclass(frozen=True)
-class Row:
-    """A request in a step: its block table, and tokens computed before and after the step."""
+class Row(NamedTuple):
+    """A request in a step, and how many of its blocks are full when the step has ended."""
 
-    request_id: str
-    table: list[int]
-    begin: int
-    end: int
+    record: RequestRecord
+    full: int
 
 
 class BlockTables:
@@ -28,8 +22,9 @@ class BlockTables:
     engine took from its free list and will overwrite. A block found in the engine's own cache is not
     fresh."""
 
-    def __init__(self, records: dict[str, RequestRecord]) -> None:
+    def __init__(self, records: dict[str, RequestRecord], *, block_tokens: int) -> None:
         self._records = records
+        self._block_tokens = block_tokens
         self._fresh: set[int] = set()
         self._allocated: set[str] = set()  # in this scheduling pass
 
@@ -49,42 +44,50 @@ class BlockTables:
         return fresh
 
     def scheduled(self, output: SchedulerOutput) -> list[Row]:
-        """Takes in a scheduling pass: its requests, with their tables as they are now."""
+        """Takes in a scheduling pass: those of its requests with full blocks that nobody has considered."""
         for request_id in (output.preempted_req_ids or set()) - self._allocated:
             if (record := self._records.get(request_id)) is not None:
                 record.begin_admission()
-        rows = []
-        for request_id, table, is_whole, num_computed in _tables(output):
-            record = self._records.get(request_id)
-            if record is None:
-                continue
-            self._update(record, table, is_whole)
-            end = num_computed + output.num_scheduled_tokens.get(request_id, 0)
-            rows.append(Row(request_id, record.blocks, num_computed, end))
+        rows: list[Row] = []
+        self._add_new(output, rows)
+        self._add_cached(output, rows)
         self._allocated.clear()
         return rows
 
-    def _update(self, record: RequestRecord, table: list[int], is_whole: bool) -> None:
-        request_id = record.request.request_id
-        if is_whole:
-            if request_id not in self._allocated:
-                # A table we have not seen being made: all of it may be overwritten.
-                self._fresh.update(table)
-            record.blocks = list(table)
-        else:
+    def _add_new(self, output: SchedulerOutput, rows: list[Row]) -> None:
+        """A request resumed after preemption comes here or below, depending on the engine's model runner."""
+        for new in output.scheduled_new_reqs:
+            record = self._records.get(new.req_id)
+            if record is not None:
+                self._replace(record, new.block_ids[0])
+                record.phase = Phase.RUNNING
+                end = new.num_computed_tokens + output.num_scheduled_tokens.get(new.req_id, 0)
+                if (full := end // self._block_tokens) > record.considered:
+                    rows.append(Row(record, full))
+
+    def _add_cached(self, output: SchedulerOutput, rows: list[Row]) -> None:
+        # Once a step for each request that decodes, of which there may be hundreds.
+        cached, scheduled, records = output.scheduled_cached_reqs, output.num_scheduled_tokens, self._records
+        resumed, block_tokens = cached.resumed_req_ids, self._block_tokens
+        for request_id, block_ids, computed in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        ):
+            record = records.get(request_id)
+            if record is None:
+                continue
+            if request_id in resumed:
+                self._replace(record, block_ids[0] if block_ids else [])
+            elif block_ids:
+                self._fresh.update(block_ids[0])
+                record.blocks.extend(block_ids[0])
+            record.phase = Phase.RUNNING
+            full = (computed + scheduled.get(request_id, 0)) // block_tokens
+            if full > record.considered:
+                rows.append(Row(record, full))
+
+    def _replace(self, record: RequestRecord, table: list[int]) -> None:
+        """`table` is the request's whole table."""
+        if record.request.request_id not in self._allocated:
+            # One that we have not seen being made: all of it may be overwritten.
             self._fresh.update(table)
-            record.blocks.extend(table)
-        record.phase = Phase.RUNNING
-
-
-def _tables(output: SchedulerOutput) -> Iterator[tuple[str, list[int], bool, int]]:
-    """Request id, block ids, whether they are the whole table, and tokens computed before this step. A
-    request resumed after preemption comes among the new or the cached ones, depending on the engine's model
-    runner."""
-    for new in output.scheduled_new_reqs:
-        yield new.req_id, new.block_ids[0], True, new.num_computed_tokens
-    cached = output.scheduled_cached_reqs
-    for index, request_id in enumerate(cached.req_ids):
-        block_ids = cached.new_block_ids[index]
-        is_whole = request_id in cached.resumed_req_ids
-        yield request_id, block_ids[0] if block_ids else [], is_whole, cached.num_computed_tokens[index]
+        record.blocks = list(table)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # An asynchronous load that takes longer is ended; its blocks are then recomputed.
 ASYNC_LOAD_LIMIT_S = 10.0
 ABORT_SLICE_MS = 100
+# How often is looked whether something is to be said of the client.
+LOOK_S = 0.2
 # Comparing checksums ends by itself: it is work of the client's own thread, on memory of this host.
 CHECK_LIMIT_MS = 10_000
 # Memory that copies of a lost device may touch until the process ends.
@@ -108,6 +110,8 @@ class WorkerSide:
         self._increments = Increments()
         self._copied = (0, 0)
         self._timed = (0, 0)
+        self._stats: tuple[int, dict[str, int]] = (-1, {})
+        self._look_at = 0.0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
         """Proves the layout and attaches to the manager. Returns why the cache stays off, or None. What was
@@ -173,6 +177,7 @@ class WorkerSide:
         self._ended_saves = self.unreported_saves()
         self._sync, self._ordered, self._async, self._saves = [], [], {}, {}
         self._copied = self._timed = (0, 0)
+        self._stats = (-1, {})
         self._increments = Increments()
         if has_ended:
             return None
@@ -208,6 +213,9 @@ class WorkerSide:
 
     def _say_verdict(self) -> None:
         """One line when the client's own self-test, which it repeats at each attach, fails."""
+        if (now := time.monotonic()) < self._look_at:
+            return
+        self._look_at = now + LOOK_S
         verdict = self._client.self_test if self._client is not None else ""
         if verdict != self._said_verdict:
             self._said_verdict = verdict
@@ -435,18 +443,24 @@ class WorkerSide:
         """By how much the client's bytes and microseconds have grown, and what they are now."""
         if self._client is None:
             return (0, 0), before
-        stats = self._client.stats()
+        stats = self._stats_of_step()
         now = (stats[names[0]], stats[names[1]])
         if now[1] == before[1]:
             # None has ended; bytes come first, and wait for their time.
             return (0, 0), before
         return (now[0] - before[0], now[1] - before[1]), now
 
+    def _stats_of_step(self) -> dict[str, int]:
+        """The client's counters, as they were when first asked for in this step."""
+        if self._stats[0] != self.step:
+            self._stats = (self.step, self._client.stats())
+        return self._stats[1]
+
     def take_counts(self) -> dict[str, int | float]:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
         if self._client is None:
             return {}
-        grown = self._increments.take(self._client.stats())
+        grown = self._increments.take(self._stats_of_step())
         if not grown:
             return {}
         # A page has a part on every rank; its tokens are counted once.

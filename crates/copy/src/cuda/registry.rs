@@ -88,6 +88,8 @@ pub(super) struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     chunks: BTreeMap<usize, Arc<Chunk>>,
+    /// Of all chunks: asked for in each step of the serving engine, and they may be thousands.
+    registered_bytes: u64,
     regions: Vec<Arc<Region>>,
     /// Regions to register, and how much of each is done.
     queue: VecDeque<(Arc<Region>, usize)>,
@@ -130,6 +132,7 @@ impl Registry {
             .into_iter()
             .partition(|(_, chunk)| Arc::ptr_eq(&chunk.region, region));
         inner.chunks = kept;
+        inner.registered_bytes -= dropped.values().map(|chunk| chunk.bytes as u64).sum::<u64>();
         self.changed.notify_all();
         drop(inner);
         for chunk in dropped.into_values() {
@@ -149,7 +152,7 @@ impl Registry {
     pub(super) fn status(&self) -> Registration {
         let inner = self.lock();
         Registration {
-            registered_bytes: inner.chunks.values().map(|chunk| chunk.bytes as u64).sum(),
+            registered_bytes: inner.registered_bytes,
             pending_bytes: inner.pending_bytes(),
             failure: inner.failure.clone(),
         }
@@ -215,6 +218,7 @@ impl Registry {
         }
         match made {
             Ok(chunk) => {
+                inner.registered_bytes += chunk.bytes as u64;
                 inner.chunks.insert(chunk.start().addr(), chunk);
                 if done == region.bytes() {
                     inner.queue.pop_front();
@@ -238,6 +242,7 @@ impl Registry {
         inner.queue.clear();
         inner.regions.clear();
         let chunks = std::mem::take(&mut inner.chunks);
+        inner.registered_bytes = 0;
         self.changed.notify_all();
         drop(inner);
         drop(chunks);
