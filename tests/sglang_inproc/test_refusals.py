@@ -45,6 +45,7 @@ def changed(**changes: Any) -> SimpleNamespace:
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
         ({"args": {"enable_lmcache": True}}, "--enable-lmcache is another external cache"),
         ({"args": {"disaggregation_mode": "prefill"}}, "disaggregation mode is 'prefill'"),
+        ({"args": {"enable_pdmux": True}}, "--enable-pdmux runs prefill and decode on streams"),
         ({"args": {"enable_memory_saver": True}}, "--enable-memory-saver is on"),
         ({"params": {"pp_size": 2}}, "pipeline parallel size is 2"),
         ({"params": {"attn_cp_size": 2}}, "attention context parallel size is 2"),
@@ -57,6 +58,7 @@ def changed(**changes: Any) -> SimpleNamespace:
         ({"params": {"is_eagle": True}}, "speculative decoding is on"),
         ({"args": {"speculative_algorithm": "NGRAM"}}, "speculative decoding is on"),
         ({"model_config": SimpleNamespace(is_multimodal=True)}, "the model is multimodal"),
+        ({"model_config": SimpleNamespace(is_generation=False)}, "the model embeds or classifies"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -121,6 +123,20 @@ def test_an_error_at_the_start_is_one_line_and_a_plain_tree(
     cache, lines = build(changed(), caplog)
     assert type(cache) is UnifiedRadixCache
     assert lines == ["OrbitKV off, serving without it: layout self-test failed: block 1 was read elsewhere"]
+
+
+def test_a_device_without_a_forward_stream_is_refused(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies that come after nothing would read and write under the engine's kernels."""
+    from orbitkv.sglang import start
+
+    monkeypatch.setattr(
+        start, "KVDevice", lambda device: SimpleNamespace(has_streams=True, name="cpu", device=device)
+    )
+    cache, [line] = build(changed(), caplog)
+    assert type(cache) is UnifiedRadixCache
+    assert "the engine has no forward stream" in line
 
 
 @pytest.mark.parametrize(

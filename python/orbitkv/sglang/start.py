@@ -43,6 +43,9 @@ def _start_rank(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, in
     pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     regions = regions_of(pool)
     device = KVDevice(regions[0].tensor.device)
+    forward_stream = getattr(ctx.tp_worker.model_runner, "forward_stream", None)
+    if device.has_streams and forward_stream is None:
+        raise OffError("the engine has no forward stream, so copies cannot be ordered after its kernels")
     scratch = scratch_like(regions, native)
     if (difference := probe_layout(scratch, native)) is not None:
         raise OffError(f"layout self-test failed: {difference}")
@@ -74,7 +77,7 @@ def _start_rank(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, in
         ranks,
         settings,
         device=device,
-        forward_stream=getattr(ctx.tp_worker.model_runner, "forward_stream", None),
+        forward_stream=forward_stream,
         scratch=scratch,
         page_tokens=pool.page_size,
         num_layers=len(regions) // REGIONS_PER_LAYER,

@@ -40,6 +40,10 @@ def _mode_reason(ctx: TreeCacheBuildContext) -> str | None:
             return f"--{flag.replace('_', '-')} is another external cache; unset one of them"
     if (mode := getattr(args, "disaggregation_mode", "null")) != "null":
         return f"disaggregation mode is {mode!r}; only an engine that prefills and decodes is supported"
+    if getattr(args, "enable_pdmux", False):
+        return (
+            "--enable-pdmux runs prefill and decode on streams that copies cannot be ordered after; unset it"
+        )
     if getattr(args, "enable_memory_saver", False):
         return (
             "--enable-memory-saver is on, and the engine takes KV memory away without telling those who copy "
@@ -71,6 +75,9 @@ def _model_reason(ctx: TreeCacheBuildContext) -> str | None:
         return "the model's attention is windowed, recurrent or sparse; only full attention is supported"
     if params.is_eagle or params.mtp_draft_device_pools or getattr(args, "speculative_algorithm", None):
         return "speculative decoding is on"
+    if not getattr(ctx.model_config, "is_generation", True):
+        # The scheduler does not tell such a forward pass what is loaded for it, so no layer is waited for.
+        return "the model embeds or classifies; only one that generates is supported"
     if getattr(ctx.model_config, "is_multimodal", False):
         # Such an input is in the hash by a short digest of its content, which is too little for a shared
         # cache.
