@@ -58,6 +58,11 @@ impl Manager {
         Self { listener, path, _dir: dir }
     }
 
+    /// Nobody connects any more, as after the manager's end.
+    pub(crate) fn remove(&self) {
+        std::fs::remove_file(&self.path).unwrap();
+    }
+
     pub(crate) fn registration(&self) -> Registration {
         let group = GroupSpec {
             group: 0,
@@ -183,6 +188,11 @@ impl Peer {
 
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) {
         send_with_fds(self.stream.as_fd(), &[IoSlice::new(bytes)], &[]).unwrap();
+    }
+
+    /// Ends the connection, as the end of the manager does.
+    pub(crate) fn hang_up(&self) {
+        self.stream.shutdown(std::net::Shutdown::Both).unwrap();
     }
 
     /// The next frame; fails the test when the connection ends.
