@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from harness import POOL_TOKENS, Tree, prompt
 from support.holds import COMMIT, COPY_SAVE, Holds
 from support.manager import Manager
+
+from orbitkv.sglang import linker, saves
+from orbitkv.sglang.layout import Blocks
 
 Build = Callable[..., Tree]
 
@@ -25,6 +29,55 @@ def test_nodes_are_locked_until_their_pages_are_copied(tree: Tree, holds: Holds)
     assert tree.cache.protected_size() == 320
     holds.release(COPY_SAVE)
     tree.settle()
+    assert tree.cache.protected_size() == 0
+    tree.assert_drained()
+
+
+def test_a_save_begins_when_its_page_numbers_have_arrived(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device they come behind all that runs there, and no step waits for them."""
+    arrived = False
+
+    class Late(Blocks):
+        def are_known(self) -> bool:
+            return arrived
+
+        def numbers(self) -> list[int]:
+            assert arrived, "a step would wait for the device"
+            return super().numbers()
+
+    monkeypatch.setattr(linker, "Blocks", Late)
+    # An answer that nobody can use yet is not one that does not come.
+    monkeypatch.setattr(saves, "ANSWER_LIMIT_S", 0.2)
+    tokens = prompt(40, 320)
+    tree.run(tokens)
+    until = time.monotonic() + 0.5
+    tree.until(lambda: time.monotonic() > until, "some steps have been made")
+    assert tree.linker.saves.counters["pages_saved"] == 0
+    assert tree.cache.protected_size() == 320, "they are not to be evicted before they are saved"
+    arrived = True
+    tree.settle()
+    assert tree.linker.saves.counters == {"pages_saved": 5, "pages_stored_before": 0}
+    tree.flush()
+    again = tree.run(tokens)
+    assert again.restored == 256
+    assert tree.is_right(again)
+
+
+def test_a_flush_does_not_wait_for_page_numbers(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no copy reads need not be known."""
+
+    class Never(Blocks):
+        def are_known(self) -> bool:
+            return False
+
+        def numbers(self) -> list[int]:
+            raise AssertionError("it would wait")
+
+    monkeypatch.setattr(linker, "Blocks", Never)
+    tree.run(prompt(41, 320))
+    tree.flush()
     assert tree.cache.protected_size() == 0
     tree.assert_drained()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from orbitkv.engine.regions import LayoutError, Region, region_of
 
 if TYPE_CHECKING:
-    import torch
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 # Of each layer first the keys, then the values: the order of regions, and so of copies.
@@ -39,6 +40,26 @@ def _region(name: str, buffer: torch.Tensor, page_tokens: int) -> Region:
     return region_of(name, buffer, rows // page_tokens, row_bytes * page_tokens)
 
 
-def blocks_of(slots: torch.Tensor, page_tokens: int) -> list[int]:
-    """Page numbers of whole pages of token slots, in order."""
-    return (slots[::page_tokens] // page_tokens).tolist()
+class Blocks:
+    """Page numbers of whole pages of token slots, in order.
+
+    On a device they are on their way to the host: the stream that has them may be behind a whole forward
+    pass, for which the scheduler must not wait."""
+
+    def __init__(self, slots: torch.Tensor, page_tokens: int) -> None:
+        pages = slots[::page_tokens] // page_tokens
+        self._pages = pages.to("cpu", non_blocking=True)
+        self._arrival = None
+        if pages.is_cuda:
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
+    def are_known(self) -> bool:
+        """Whether `numbers` returns at once."""
+        return self._arrival is None or self._arrival.query()
+
+    def numbers(self) -> list[int]:
+        """The numbers. Waits for them."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._pages.tolist()

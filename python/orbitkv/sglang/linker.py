@@ -20,7 +20,7 @@ from orbitkv.engine.native import load_native
 from orbitkv.sglang.asker import NativeAsker
 from orbitkv.sglang.counter import LayerCounter, LoadBatch
 from orbitkv.sglang.demands import Demands, Verdict
-from orbitkv.sglang.layout import blocks_of
+from orbitkv.sglang.layout import Blocks
 from orbitkv.sglang.log import logger, warn_once
 from orbitkv.sglang.metrics import Metrics
 from orbitkv.sglang.namespace import hash_bytes
@@ -64,7 +64,12 @@ class _QueuedLoad:
     rid: str
     pinned: Any
     pages: list[int]
-    blocks: list[int]
+    places: Blocks
+
+    @property
+    def blocks(self) -> list[int]:
+        """Where the pages go."""
+        return self.places.numbers()
 
 
 class _NothingPinned:
@@ -234,8 +239,8 @@ class OrbitKVLinker(UnifiedCacheLinker):
         except LookupError:
             logger.exception("OrbitKV: the engine asks for pages that were not promised")
             return False
-        blocks = blocks_of(transfer.device_indices, self._page_tokens)
-        self._queued.append(_QueuedLoad(rid, pinned, pages, blocks))
+        places = Blocks(transfer.device_indices, self._page_tokens)
+        self._queued.append(_QueuedLoad(rid, pinned, pages, places))
         return True
 
     def start_layer_wise_loading(self) -> int:
@@ -287,7 +292,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
             return False
         parent, depth = self.place
         hashes = [hash_bytes(key) for key in transfer.keys]
-        return self.saves.offer(hashes, blocks_of(transfer.device_indices, self._page_tokens), parent, depth)
+        return self.saves.offer(hashes, Blocks(transfer.device_indices, self._page_tokens), parent, depth)
 
     def _copy(self, ticket: bytes, blocks: list[int]) -> Any:
         try:

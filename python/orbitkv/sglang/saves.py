@@ -5,7 +5,8 @@ So an offload that is done waits for those before it, and one that finds too muc
 once: its node stays unlocked, and is offered again when a request next inserts it.
 
 An offload goes through: offered -> reserved (the leader asks for slots) -> copied (every rank copies its
-shard) -> done. Pages that the manager is too busy for are asked for again a few times, later and later.
+shard, when the host knows which pages they are) -> done. Pages that the manager is too busy for are asked for
+again a few times, later and later.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ MAX_TRIES = 7
 FIRST_RETRY_S = 0.005
 # An offload without slots by then is given up: a manager that does not answer must not keep the tree locked.
 ANSWER_LIMIT_S = 2.0
+
+
+class Blocks(Protocol):
+    """Pages of the pool, whose numbers the host may not know yet."""
+
+    def are_known(self) -> bool:
+        """Whether `numbers` returns at once."""
+
+    def numbers(self) -> list[int]:
+        """The numbers. Waits for them."""
 
 
 class Reserver(Protocol):
@@ -70,7 +81,7 @@ class Offload:
 
     serial: int
     hashes: list[bytes]
-    blocks: list[int]
+    blocks: Blocks
     parent: bytes | None
     depth: int
     # Leader: what is asked for, or will be again.
@@ -107,9 +118,10 @@ class Saves:
     @property
     def blocks(self) -> list[int]:
         """Pages of the pool that may still be read."""
-        return [block for offload in self._offloads for block in offload.blocks]
+        read = (offload for offload in self._offloads if offload.copies)
+        return [block for offload in read for block in offload.blocks.numbers()]
 
-    def offer(self, hashes: list[bytes], blocks: list[int], parent: bytes | None, depth: int) -> bool:
+    def offer(self, hashes: list[bytes], blocks: Blocks, parent: bytes | None, depth: int) -> bool:
         """Takes an offload, unless too much is under way."""
         if self._open_pages and self._open_pages + len(hashes) > self._max_pages:
             self.counters["offloads_refused"] += 1
@@ -131,7 +143,7 @@ class Saves:
         """Leader: what the manager has answered since the last call."""
         orders = []
         for offload in self._offloads:
-            if offload.is_answered:
+            if offload.is_answered or not offload.blocks.are_known():
                 continue
             offload.give_up_at = offload.give_up_at or now + ANSWER_LIMIT_S
             if offload.reservation is None and now >= offload.retry_at:
@@ -178,7 +190,9 @@ class Saves:
                 continue
             offload.is_stored &= order.is_stored
             if order.ticket is not None:
-                copy = self._copy(order.ticket, [offload.blocks[page] for page in order.pages])
+                # Known to the leader, and so on this rank within moments.
+                blocks = offload.blocks.numbers()
+                copy = self._copy(order.ticket, [blocks[page] for page in order.pages])
                 self.counters["pages_saved"] += len(order.pages)
                 if copy is None:
                     offload.is_stored = False
