@@ -49,12 +49,13 @@ def measure(run: Run, systems: list[System]) -> None:
         if run.budget.allows(COPIES_S):
             _beside_copies(run, system)
         grow(system, GIB // 4 if run.is_dry_run else POOL_BYTES)
+    if {system.name for system in systems} == {ORBITKV, NATIVE}:
+        misses(run, systems)
+    for system in (system for system in systems if system.name == ORBITKV):
         if run.budget.allows(STEPS_S):
             _beside(run, system, "requests", LONG_TOKENS, LONG_PROMPTS, gap_ms=0.0)
         if run.budget.allows(STEPS_S):
             _beside(run, system, "steps", SHORT_TOKENS, SHORT_PROMPTS, gap_ms=SHORT_GAP_MS)
-    if {system.name for system in systems} == {ORBITKV, NATIVE}:
-        misses(run, systems)
 
 
 def _steps(run: Run) -> int:
@@ -104,13 +105,7 @@ def _prompts(run: Run, count: int, tokens: int) -> list[list[int]]:
 def _beside(run: Run, system: System, kind: str, tokens: int, count: int, gap_ms: float) -> None:
     """Rows of decoding alone and beside restores, in turn."""
     prompts = _prompts(run, count, tokens)
-    for prompt in prompts:
-        for _ in range(STORE_TRIES):
-            cached = system.engine.call("ask", prompt, within_s=120)["cached"]
-            system.wait_saved(patiently=True)
-            if cached >= len(prompt) - 1:
-                break
-            system.engine.call("reset")
+    _store(system, prompts)
     for number in range(ROUNDS):
         for beside in (False, True) if number % 2 == 0 else (True, False):
             background = {"prompts": prompts, "depth": 1, "gap_ms": gap_ms} if beside else None
@@ -124,6 +119,18 @@ def _beside(run: Run, system: System, kind: str, tokens: int, count: int, gap_ms
                 gap_ms = 1000 * result["seconds"] / result["background_finished"]
                 _beside_hits(run, system, kind, prompts[:1], gap_ms, number)
     run.say(f"decode {kind}: done, {run.budget.left_s:.0f} s left")
+
+
+def _store(system: System, prompts: list[list[int]]) -> None:
+    """Has the prompts computed and saved, until all of them come back, or it has been tried often enough."""
+    missing = prompts
+    for _ in range(STORE_TRIES):
+        cached = [system.engine.call("ask", prompt, within_s=120)["cached"] for prompt in missing]
+        missing = [prompt for prompt, found in zip(missing, cached, strict=True) if found < len(prompt) - 1]
+        if not missing:
+            return
+        system.wait_saved(patiently=True)
+        system.engine.call("reset")
 
 
 def _beside_hits(

@@ -4,6 +4,7 @@ all of which are saved."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -20,6 +21,8 @@ LENGTHS = (1024, 8192, 32768)
 SAMPLES = 9
 POOL_BYTES = 8 * GIB
 MISS_PROMPTS, MISS_TOKENS, MISS_OUTPUT, MISS_ROUNDS = 64, 2048, 32, 2
+# Longer steps compute prompts; in the others every request decodes.
+LONG_STEP_MS = 50.0
 
 
 def measure(run: Run) -> None:
@@ -67,16 +70,24 @@ def _measure_misses(run: Run, system: System, number: int) -> None:
     system.engine.call("rpc", marks.take)
     result = system.engine.call("ask_all", prompts, MISS_OUTPUT, within_s=300)
     spans: dict[str, list[float]] = {}
+    ends: list[float] = []
     for name, begun, ended in system.engine.call("rpc", marks.take):
         spans.setdefault(name, []).append((ended - begun) * 1000)
+        if name == "update":
+            ends.append(ended)
+    for before, after in pairwise(sorted(ends)):
+        took_ms = (after - before) * 1000
+        spans.setdefault("long steps" if took_ms > LONG_STEP_MS else "short steps", []).append(took_ms)
     system.wait_saved()
     run.say(f"{PART}: {system.name}, misses, {result['seconds']:.3f} s")
     for name, times in sorted(spans.items(), key=lambda item: -sum(item[1])):
         total, most = round(sum(times), 1), round(max(times), 2)
         values = {"mark": name, "total_ms": total, "longest_ms": most, "n": len(times)}
+        values["median_ms"] = round(median(times), 3)
         seconds = round(result["seconds"], 3)
         run.rows.add(PART, system=system.name, kind="misses", round=number, seconds=seconds, **values)
-        run.say(f"  {total:9.1f} in all {most:9.2f} at most  {name} (n={len(times)})")
+        most_and_half = f"{most:9.2f} at most {values['median_ms']:9.3f} in the middle"
+        run.say(f"  {total:9.1f} in all {most_and_half}  {name} (n={len(times)})")
 
 
 def _relative(found: list[Any], answer: dict[str, Any]) -> list[tuple[str, float, float]]:

@@ -1,11 +1,11 @@
-//! Checksums: work of the copy thread that nobody may have to wait for. It does them one at a time, and looks for new
+//! Checksums: work of the copy thread that nobody may have to wait for. It does a few at a time, and looks for new
 //! restores in between.
 
 use super::load::LoadJob;
 use super::pinned::PinJob;
 use super::save::SavePage;
+use super::summers::Summed;
 use crate::ticket::PagePart;
-use orbitkv_shm::Region;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -34,22 +34,29 @@ pub(super) struct Check {
     /// Its place among the pages of it.
     pub(super) page: usize,
     pub(super) part: PagePart,
-    pub(super) region: Arc<Region>,
-    pub(super) offset: usize,
-    pub(super) page_bytes: usize,
+    pub(super) source: Summed,
 }
 
 /// A page that has been copied into the pool, and is committed with its checksum.
 pub(super) struct Sum {
     pub(super) page: Arc<SavePage>,
-    pub(super) region: Arc<Region>,
-    pub(super) offset: usize,
+    pub(super) target: Summed,
 }
 
 /// One of them.
 pub(super) enum Chore {
     Check(Check),
     Sum(Sum),
+}
+
+impl Chore {
+    /// What is to be summed for it.
+    pub(super) fn summed(&self) -> &Summed {
+        match self {
+            Self::Check(check) => &check.source,
+            Self::Sum(sum) => &sum.target,
+        }
+    }
 }
 
 /// What is left to do.
@@ -68,9 +75,12 @@ impl Chores {
         self.sums.push_back(sum);
     }
 
-    /// The next one: an engine may be about to wait for a check.
-    pub(super) fn next(&mut self) -> Option<Chore> {
-        self.checks.pop_front().map(Chore::Check).or_else(|| self.sums.pop_front().map(Chore::Sum))
+    /// The next ones, so many at most, checks first: an engine may be about to wait for them.
+    pub(super) fn next(&mut self, count: usize) -> Vec<Chore> {
+        let checks = self.checks.len().min(count);
+        let sums = self.sums.len().min(count - checks);
+        let checks = self.checks.drain(..checks).map(Chore::Check);
+        checks.chain(self.sums.drain(..sums).map(Chore::Sum)).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -1,12 +1,14 @@
 //! The copy thread: takes accepted copies, drives the engine, and tells the manager how they ended.
 
-use super::chores::{Check, Checked, Chore, Chores, Sum};
+use super::chores::{Check, Checked, Chores, Sum};
 use super::load::{LoadJob, LoadSection};
 use super::save::SavePage;
 use super::segments::Segment;
 use super::state::{Origin, Work};
 use super::stats::{add, add_since};
+use super::summers::{Summed, Summers};
 use super::verify::Verifier;
+use crate::ClientError;
 use crate::hooks;
 use crate::link::Urgency;
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -58,8 +60,9 @@ pub(super) struct Copier {
     pub(super) verifier: Verifier,
     running: HashMap<u64, (Arc<Progress>, Running)>,
     pub(super) chores: Chores,
+    pub(super) summers: Summers,
     /// Restores whose copies have ended before their checks.
-    landed: Vec<Arc<LoadJob>>,
+    pub(super) landed: Vec<Arc<LoadJob>>,
     stopping_since: Option<Instant>,
     pub(super) running_saves: usize,
     next_id: u64,
@@ -71,13 +74,18 @@ pub(super) struct Copier {
 }
 
 impl Copier {
-    pub(super) fn new(work: Arc<Work>, engine: Box<dyn CopyEngine>, verifier: Verifier) -> Self {
-        Self {
+    pub(super) fn new(
+        work: Arc<Work>,
+        engine: Box<dyn CopyEngine>,
+        verifier: Verifier,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
             work,
             engine: Some(engine),
             verifier,
             running: HashMap::new(),
             chores: Chores::default(),
+            summers: Summers::start()?,
             landed: Vec::new(),
             stopping_since: None,
             running_saves: 0,
@@ -85,7 +93,7 @@ impl Copier {
             commits: Vec::new(),
             noted_commits: 0,
             parked: false,
-        }
+        })
     }
 
     /// Works until the client is closed and every copy has ended, or been left to the device.
@@ -101,7 +109,7 @@ impl Copier {
             self.start_loads();
             self.look_at_pins();
             self.start_saves();
-            let held = self.do_chore();
+            let held = self.do_chores();
             self.send_aborts();
             self.send_commits();
             self.answer_unserved();
@@ -183,68 +191,7 @@ impl Copier {
         }
     }
 
-    /// Compares a checksum, or computes one; true where a test holds that up.
-    fn do_chore(&mut self) -> bool {
-        if self.chores.has_checks() && hooks::is_held(hooks::COMPARE) {
-            self.parked = true;
-            return true;
-        }
-        match self.chores.next() {
-            Some(Chore::Check(check)) => self.check(&check),
-            Some(Chore::Sum(sum)) => self.sum(sum),
-            None => {}
-        }
-        false
-    }
-
-    fn check(&mut self, check: &Check) {
-        let Check { of, page, part, region, offset, page_bytes } = check;
-        let job = match of {
-            Checked::Load(job) => job,
-            Checked::Pin(pin) => return self.check_pin(check, pin),
-        };
-        if !self.compare(job.origin, part, region, *offset, *page_bytes) {
-            job.fail(*page);
-        }
-        if self.chores.checks(of) {
-            return;
-        }
-        job.set_checked();
-        if let Some(at) = self.landed.iter().position(|landed| Arc::ptr_eq(landed, job)) {
-            let job = self.landed.swap_remove(at);
-            self.finish_load(&job);
-        }
-    }
-
-    /// Whether a page of the pool still has the checksum that it was committed with. If not, the manager hears.
-    pub(super) fn compare(
-        &self,
-        origin: Origin,
-        part: &PagePart,
-        region: &Region,
-        offset: usize,
-        bytes: usize,
-    ) -> bool {
-        if !origin.probe {
-            add(&self.work.stats.verified_pages, 1);
-        }
-        let Ok(crc) = page_crc64(region, offset, bytes) else { return false };
-        if crc != part.crc {
-            add(&self.work.stats.bad_pages, 1);
-            self.work.must(origin.session, &ToManager::BadPage { slot: part.slot() });
-        }
-        crc == part.crc
-    }
-
-    fn sum(&mut self, sum: Sum) {
-        let Sum { page, region, offset } = sum;
-        match page_crc64(&region, offset, page.layout.page_bytes()) {
-            Ok(crc) => self.commits.push(Commit { page, crc }),
-            Err(_) => self.give_back(&page),
-        }
-    }
-
-    fn finish_load(&self, job: &LoadJob) {
+    pub(super) fn finish_load(&self, job: &LoadJob) {
         if !job.origin.probe {
             let (stats, failures) = (&self.work.stats, job.failures());
             let landed = job.blocks.len() as u64 - failures;
@@ -272,11 +219,12 @@ impl Copier {
         if !page.origin.probe {
             add_since(&self.work.stats.save_us, page.accepted);
         }
-        self.chores.sum(Sum { page, region, offset });
+        let bytes = page.layout.page_bytes();
+        self.chores.sum(Sum { page, target: Summed { region, offset, bytes } });
     }
 
     /// A save that came to nothing, with no copy running.
-    fn give_back(&self, page: &SavePage) {
+    pub(super) fn give_back(&self, page: &SavePage) {
         if !page.origin.probe {
             add(&self.work.stats.aborted_pages, 1);
         }
@@ -348,8 +296,8 @@ impl Copier {
                 };
                 if to_check {
                     let of = Checked::Load(Arc::clone(job));
-                    let (region, page_bytes) = (memory.clone(), layout.page_bytes());
-                    checks.push(Check { of, page: i, part: job.parts[i], region, offset, page_bytes });
+                    let source = Summed { region: memory.clone(), offset, bytes: layout.page_bytes() };
+                    checks.push(Check { of, page: i, part: job.parts[i], source });
                 }
                 pages.push(i);
                 pairs.push(PagePair { block: job.blocks[i] as usize, memory, offset });
@@ -408,7 +356,8 @@ impl Copier {
         let selected = job.origin.probe || (!job.was_pinned && self.verifier.selects());
         // The engine waits for a device's copies to be queued, so there checksums are compared after that.
         let to_check = selected && self.work.cuda.is_some() && !job.origin.probe;
-        if selected && !to_check && !self.compare(job.origin, part, &segment.region, offset, page_bytes) {
+        let crc = || page_crc64(&segment.region, offset, page_bytes).ok();
+        if selected && !to_check && !self.is_sound(job.origin, part, crc()) {
             return None;
         }
         let planned_failure = !job.origin.probe && !job.was_pinned && hooks::count_down(hooks::FAIL_PAGE);

@@ -2,6 +2,7 @@
 
 mod accept;
 mod admission;
+mod checksums;
 mod chores;
 mod copier;
 mod device;
@@ -16,6 +17,7 @@ mod segments;
 mod session;
 mod state;
 mod stats;
+mod summers;
 mod unserved;
 mod verify;
 
@@ -139,7 +141,7 @@ impl WorkerClient {
         let Engine { copies, cuda } = make(Arc::new(move || wakes.raise()))?;
         let work = Arc::new(Work::new(Arc::new(link), signal, cuda));
         let link = Arc::clone(&work.link);
-        let copier = Copier::new(Arc::clone(&work), copies, Verifier::new(config.verify_restore));
+        let copier = Copier::new(Arc::clone(&work), copies, Verifier::new(config.verify_restore))?;
         let first = config.registration.groups.first().map_or(0, |g| g.group);
         let core = Arc::new(Core {
             operations: Arc::new(Operations::new(Arc::clone(&link))),

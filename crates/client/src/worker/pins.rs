@@ -4,7 +4,9 @@ use super::chores::{Check, Checked};
 use super::copier::Copier;
 use super::pinned::PinJob;
 use super::segments::Segment;
+use super::summers::Summed;
 use crate::hooks;
+use crate::ticket::PagePart;
 use std::sync::Arc;
 
 impl Copier {
@@ -39,8 +41,8 @@ impl Copier {
                 break;
             }
             if self.verifier.selects() {
-                let (of, region) = (Checked::Pin(Arc::clone(pin)), Arc::clone(&segment.region));
-                self.chores.check(Check { of, page, part: *part, region, offset, page_bytes });
+                let source = Summed { region: Arc::clone(&segment.region), offset, bytes: page_bytes };
+                self.chores.check(Check { of: Checked::Pin(Arc::clone(pin)), page, part: *part, source });
             }
             segments.push(segment);
         }
@@ -50,14 +52,10 @@ impl Copier {
         }
     }
 
-    pub(super) fn check_pin(&self, check: &Check, pin: &Arc<PinJob>) {
-        let Check { page, part, region, offset, page_bytes, .. } = check;
+    pub(super) fn check_pin(&self, pin: &PinJob, page: usize, part: &PagePart, crc: Option<u64>) {
         // Let go meanwhile: its pages may be written by now, and be none the worse for it.
-        if !pin.is_wanted() || !self.compare(pin.origin, part, region, *offset, *page_bytes) {
-            pin.keep_before(*page);
-        }
-        if !self.chores.checks(&check.of) {
-            pin.settle();
+        if !pin.is_wanted() || !self.is_sound(pin.origin, part, crc) {
+            pin.keep_before(page);
         }
     }
 }
