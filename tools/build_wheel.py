@@ -4,8 +4,8 @@
     .venv/tools/bin/python tools/build_wheel.py --test-hooks  # dist/test-hooks/orbitkv-*.whl, for tests only
 
 The shipped wheel is optimised and holds no test hook. The test wheel has the `test-hooks` feature of the
-native module and of the manager, and debug assertions; it goes to a directory of its own, so that it is
-never taken for the other one.
+native module and of the manager, debug assertions, and beside the commands the stand-in for the CUDA driver;
+it goes to a directory of its own, so that it is never taken for the other one.
 
 maturin packs one crate. The two commands are therefore built first and handed to it as the wheel's
 scripts (`data` in pyproject.toml): an installer puts these on PATH as they are.
@@ -26,6 +26,8 @@ STAGE = ROOT / "target" / "wheel"  # pyproject.toml's `data` points here
 SCRIPTS = STAGE / "orbitkv.data" / "scripts"
 # Command -> the crate that builds it.
 COMMANDS = {"orbitkv-cache-manager": "orbitkv-manager", "orbitkv": "orbitkv-cli"}
+# Of the test wheel: the driver of the fake device, and its crate.
+FAKE_DRIVER, FAKE_CRATE = "liborbitkv_fake_cuda.so", "orbitkv-fake-cuda"
 
 
 class BuildError(Exception):
@@ -59,6 +61,16 @@ def build_commands(profile: str, test_hooks: bool) -> dict[str, Path]:
     if missing := sorted(COMMANDS.keys() - built.keys()):
         raise BuildError(f"cargo built no executable named {' or '.join(missing)}")
     return built
+
+
+def build_fake_driver(profile: str) -> Path:
+    """Builds the stand-in for the CUDA driver and returns where it is."""
+    command = ["cargo", "build", "--locked", "--profile", profile, "--lib", "--package", FAKE_CRATE]
+    for line in run([*command, "--message-format=json-render-diagnostics"], capture=True).splitlines():
+        for file in map(Path, json.loads(line).get("filenames", ())):
+            if file.name == FAKE_DRIVER:
+                return file
+    raise BuildError(f"cargo built no {FAKE_DRIVER}")
 
 
 def stage_scripts(built: dict[str, Path]) -> None:
@@ -98,7 +110,10 @@ def main() -> int:
         # Two builds at once would pack each other's executables.
         with (STAGE / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            stage_scripts(build_commands(profile, args.test_hooks))
+            built = build_commands(profile, args.test_hooks)
+            if args.test_hooks:
+                built[FAKE_DRIVER] = build_fake_driver(profile)
+            stage_scripts(built)
             wheel = build_wheel(profile, args.test_hooks, out)
     except BuildError as error:
         print(f"build_wheel: {error}", file=sys.stderr)

@@ -149,14 +149,14 @@ def new_pool() -> MHATokenToKVPool:
 class Tree:
     """One scheduler's tree and pools. `run` is a request from the queue to its end."""
 
-    def __init__(self, manager: Manager | None, settings: dict[str, object]) -> None:
+    def __init__(self, manager: Manager | None, settings: dict[str, object], **changes: Any) -> None:
         from orbitkv.sglang.factory import build
 
         self.manager = manager
         socket = str(manager.socket) if manager is not None else "/nonexistent/manager.sock"
         os.environ["ORBITKV_CONFIG"] = json.dumps({"socket": socket, **settings})
         self.pool = new_pool()
-        ctx = context(self.pool)
+        ctx = context(self.pool, **changes)
         self.allocator = ctx.params.token_to_kv_pool_allocator
         try:
             self.cache = build(ctx)

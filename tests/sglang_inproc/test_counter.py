@@ -111,6 +111,19 @@ def test_a_layer_that_never_comes_is_an_error_and_not_wrong_bytes(device: object
         made.wait_until(0)
 
 
+def test_an_error_of_the_driver_ends_the_pass() -> None:
+    """The stream is then not ordered: what it computes next would see other bytes."""
+
+    class Lost(Load):
+        def order_layer(self, region: int, stream: int, timeout_ms: int) -> int:
+            raise native.OrbitKVError("cuStreamWaitEvent reports CUDA error 700")
+
+    made, index = counter(Cuda(), Lost())
+    made.set_consumer(index)
+    with pytest.raises(LoadFailedError, match="restart the engine: cuStreamWaitEvent"):
+        made.wait_until(0)
+
+
 def test_a_wait_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOAD_LIMIT_S", 0.0)
     made, index = counter(Host(), Load(answers=[0] * 1000))

@@ -75,3 +75,12 @@ def test_shipped_wheel_has_no_test_hooks() -> None:
     assert files_with_hooks(only_wheel(DIST)) == set()
     # Control: the same search finds them where they belong.
     assert {"orbitkv-cache-manager", "_native.abi3.so"} <= files_with_hooks(only_wheel(DIST / "test-hooks"))
+
+
+def test_only_the_test_wheel_has_the_fake_device() -> None:
+    def has_it(wheel: Path) -> bool:
+        with zipfile.ZipFile(wheel) as archive:
+            return any("fake_cuda" in name for name in archive.namelist())
+
+    assert not has_it(only_wheel(DIST))
+    assert has_it(only_wheel(DIST / "test-hooks"))

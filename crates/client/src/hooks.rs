@@ -14,6 +14,8 @@ pub(crate) const COMMIT: &str = "commit";
 pub(crate) const RESTORE_FAULT: &str = "restore_fault";
 /// `N`: report the N-th next restored page as failed.
 pub(crate) const FAIL_PAGE: &str = "fail_page";
+/// `PATH`: the CUDA driver is loaded from there.
+pub(crate) const CUDA_DRIVER: &str = "cuda_driver";
 
 #[cfg(feature = "test-hooks")]
 mod real {

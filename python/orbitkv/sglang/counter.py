@@ -111,7 +111,10 @@ class LayerCounter:
 
     def _order(self, load: Any, layer: int) -> bool:
         native = load_native()
-        answer = load.order_layer(last_region(layer), self._device.stream(), self._slice_ms)
+        try:
+            answer = load.order_layer(last_region(layer), self._device.stream(), self._slice_ms)
+        except native.OrbitKVError as error:
+            raise LoadFailedError(f"a restore cannot be waited for; restart the engine: {error}") from error
         if answer == native.LAYER_FAILED:
             raise LoadFailedError("the copies of a restore failed on the device; restart the engine")
         return answer != native.LAYER_TIMED_OUT

@@ -18,7 +18,7 @@ from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.sglang.asker import NativeAsker
-from orbitkv.sglang.counter import LayerCounter, LoadBatch
+from orbitkv.sglang.counter import LayerCounter, LoadBatch, LoadFailedError
 from orbitkv.sglang.demands import Demands, Verdict
 from orbitkv.sglang.layout import Blocks
 from orbitkv.sglang.log import logger, warn_once
@@ -244,12 +244,16 @@ class OrbitKVLinker(UnifiedCacheLinker):
         return True
 
     def start_layer_wise_loading(self) -> int:
-        """Starts what is queued, after all that may still use the pages. The index of its batch, or -1."""
+        """Starts what is queued, after all that may still use the pages. The index of its batch, or -1.
+        Raises `LoadFailedError` on a device that is lost."""
         if not self._queued:
             return -1
         queued, self._queued = self._queued, []
         order = self._order()
-        loads = [load.pinned.restore(load.pages, load.blocks, **order) for load in queued]
+        try:
+            loads = [load.pinned.restore(load.pages, load.blocks, **order) for load in queued]
+        except self._native.OrbitKVError as error:
+            raise LoadFailedError(f"a restore could not begin; restart the engine: {error}") from error
         batch = LoadBatch([load.rid for load in queued], loads)
         index = self.layer_done_counter.add(batch)
         self._loading.append((index, batch))

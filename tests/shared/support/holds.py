@@ -26,6 +26,7 @@ COPY_SAVE = "copy_save"  # before the first byte of a save moves
 COMMIT = "commit"  # before commits are sent
 RESTORE_FAULT = "restore_fault"  # skip | zero
 FAIL_PAGE = "fail_page"  # N: the N-th next restored page fails
+CUDA_DRIVER = "cuda_driver"  # PATH: the CUDA driver is loaded from there
 
 ANSWER_S = 10.0
 

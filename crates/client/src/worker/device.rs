@@ -1,7 +1,7 @@
 //! Where KV memory is, and what copies it.
 
 use super::copier::MAX_RUNNING;
-use crate::ClientError;
+use crate::{ClientError, hooks};
 use orbitkv_copy::{
     BatchRefusal, CopyEngine, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaError, CudaHandle,
     CudaStreamHandle, HostCopy, HostCopyConfig, KernelRefusal, KvLayout, Registration, StreamOrder,
@@ -9,6 +9,7 @@ use orbitkv_copy::{
 };
 use orbitkv_shm::Region;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -36,7 +37,11 @@ impl Device {
     /// # Errors
     /// No driver on this host, or one that is too old. Whether there is such a device is seen when it is used.
     pub fn cuda(ordinal: u32) -> Result<Self, ClientError> {
-        let driver = CudaDriver::load().map_err(of_cuda)?;
+        let driver = match hooks::switch(hooks::CUDA_DRIVER) {
+            Some(path) => CudaDriver::load_from(Path::new(&path)),
+            None => CudaDriver::load(),
+        };
+        let driver = driver.map_err(of_cuda)?;
         Ok(Self::Cuda(CudaDevice::new(&driver, CudaCopyConfig::new(ordinal))))
     }
 
