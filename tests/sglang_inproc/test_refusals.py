@@ -57,6 +57,7 @@ def changed(**changes: Any) -> SimpleNamespace:
         ({"is_dsa": True}, "only full attention"),
         ({"params": {"is_eagle": True}}, "speculative decoding is on"),
         ({"args": {"speculative_algorithm": "NGRAM"}}, "speculative decoding is on"),
+        ({"args": {"dllm_algorithm": "LowConfidence"}}, "diffusion decoding is on"),
         ({"model_config": SimpleNamespace(is_multimodal=True)}, "the model is multimodal"),
         ({"model_config": SimpleNamespace(is_generation=False)}, "the model embeds or classifies"),
     ],

@@ -75,6 +75,8 @@ def _model_reason(ctx: TreeCacheBuildContext) -> str | None:
         return "the model's attention is windowed, recurrent or sparse; only full attention is supported"
     if params.is_eagle or params.mtp_draft_device_pools or getattr(args, "speculative_algorithm", None):
         return "speculative decoding is on"
+    if getattr(args, "dllm_algorithm", None):
+        return "diffusion decoding is on, with which SGLang runs no external cache"
     if not getattr(ctx.model_config, "is_generation", True):
         # The scheduler does not tell such a forward pass what is loaded for it, so no layer is waited for.
         return "the model embeds or classifies; only one that generates is supported"
