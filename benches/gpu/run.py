@@ -24,7 +24,7 @@ from typing import Any
 if __name__ == "__main__" and __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import host, summary, tests
+from benches.gpu import host, summary, tests, ttft
 from benches.gpu.budget import Budget
 from benches.gpu.kinds import KINDS
 from benches.gpu.part import Part
@@ -46,7 +46,8 @@ def bench(args: argparse.Namespace, out: Path) -> int:
     pool_bytes = GIB if args.dry_run else int(args.pool_gib * GIB)
     site = Site(work, pool_bytes, dict(args.connector), tuple(args.manager))
     seeds = Seeds(args.seed)
-    run = Run(rows, budget, site, tuple(args.systems), seeds, is_dry_run=args.dry_run, begin=kind.begin)
+    asked = {"is_dry_run": args.dry_run, "lengths": tuple(args.lengths)}
+    run = Run(rows, budget, site, tuple(args.systems), seeds, begin=kind.begin, **asked)
     if not args.dry_run:
         rows.add("host", grown_s=round(host.grow_memory(kind.memory_bytes), 2))
     manifest = host.manifest(sys.argv[1:], run.systems, args.budget_s, kind.model)
@@ -95,6 +96,14 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=KINDS, default="vllm", help="(vllm)")
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help=_choices(_parts))
     parser.add_argument("--systems", nargs="+", default=[], metavar="NAME", help=_choices(_systems))
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        type=int,
+        choices=ttft.LENGTHS,
+        default=[],
+        help="of prompts whose TTFT is taken",
+    )
     parser.add_argument("--pool-gib", type=float, default=24, help="host memory of each system's cache")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts")
     parser.add_argument(

@@ -26,6 +26,8 @@ class Run:
     systems: tuple[str, ...]
     seeds: Seeds
     is_dry_run: bool = False
+    # Prompt lengths of `ttft`, where not all are asked for.
+    lengths: tuple[int, ...] = ()
     # Starts a system of the engine that the run is about.
     begin: Callable[..., System] = begin
 

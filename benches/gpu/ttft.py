@@ -52,7 +52,7 @@ def measure(run: Run, mode: str, systems: list[System], plan: Plan | None = None
     for system in (system for system in systems if system.name == ORBITKV):
         grown = grow(system, GIB // 4 if run.is_dry_run else POOL_BYTES)
         run.rows.add(PART, kind="pool", mode=mode, system=system.name, **grown)
-    for length in LENGTHS:
+    for length in run.lengths or LENGTHS:
         if not run.budget.allows(plan.length_s[length]):
             run.rows.add(PART, kind="missing", mode=mode, tokens=length, reason="no time left")
             continue

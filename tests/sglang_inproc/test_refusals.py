@@ -158,6 +158,11 @@ def test_settings_that_cannot_be_meant_stop_the_engine(
     assert said in str(caught.value)
 
 
+def test_fewer_pages_are_checked_while_a_request_waits_unless_told_otherwise() -> None:
+    assert factory.read_settings({}).verify_restore == "sample:64"
+    assert factory.read_settings({"ORBITKV_CONFIG": '{"verify_restore": "all"}'}).verify_restore == "all"
+
+
 @pytest.mark.parametrize(
     ("cache", "is_on"), [(SimpleNamespace(serves_orbitkv=True), True), (SimpleNamespace(), False)]
 )
