@@ -18,11 +18,11 @@ from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.engine.regions import LayoutError
 from orbitkv.engine.selftest import Scratch, probe_layout, scratch_like
+from orbitkv.vllm.counted import Counted
 from orbitkv.vllm.layout import regions_of
 from orbitkv.vllm.log import logger, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.namespace import page_bytes
-from orbitkv.vllm.stats import Increments, worker_counts
 from orbitkv.vllm.trace import open_trace
 
 if TYPE_CHECKING:
@@ -107,10 +107,7 @@ class WorkerSide:
         self._load_seconds = 0.0
         self._said_verdict = ""
         self._said_trouble = ""
-        self._increments = Increments()
-        self._copied = (0, 0)
-        self._timed = (0, 0)
-        self._stats: tuple[int, dict[str, int]] = (-1, {})
+        self._counted: Counted | None = None
         self._look_at = 0.0
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> str | None:
@@ -161,6 +158,8 @@ class WorkerSide:
             copy_method=self._settings.copy_method,
         )
         self._scratch = scratch
+        block_tokens = self._kv_cache.kv_cache_groups[0].kv_cache_spec.block_size
+        self._counted = Counted(self._client, page_tokens=block_tokens if self._rank == 0 else 0)
         if self._device.has_streams:
             logger.info(
                 "OrbitKV copies: %s; pool memory is registered with the device in the background",
@@ -170,15 +169,13 @@ class WorkerSide:
     def _detach(self) -> str | None:
         """Ends the client of an earlier registration, and with it every copy; None once that is so."""
         client, self._client = self._client, None
+        self._counted = None
         if client is None:
             return None
         has_ended = client.close()
         self._received, self._failed_blocks = self.outstanding()
         self._ended_saves = self.unreported_saves()
         self._sync, self._ordered, self._async, self._saves = [], [], {}, {}
-        self._copied = self._timed = (0, 0)
-        self._stats = (-1, {})
-        self._increments = Increments()
         if has_ended:
             return None
         _NEVER_FREED.append(self._scratch)
@@ -410,67 +407,26 @@ class WorkerSide:
             if save.native.poll():
                 del self._saves[save_id]
                 self._ended_saves[save_id] = 1
-        copied_bytes, copy_us = self._take_copied()
-        if self._device.has_streams:
-            # Nobody waits for a restore, and its end is seen late: the client times the copies.
-            self._loaded_bytes, timed_us = self._take_timed()
-            self._load_seconds = timed_us / 1e6
-        report = WorkerReport(
-            self.step,
-            self._ended_saves,
-            self._loaded_bytes,
-            self._load_seconds,
-            copied_bytes,
-            copy_us / 1e6,
-        )
+        copied = (0, 0.0)
+        if self._counted is not None:
+            copied = self._counted.take_copied(self.step)
+            if self._device.has_streams:
+                # Nobody waits for a restore, and its end is seen late: the client times the copies.
+                self._loaded_bytes, self._load_seconds = self._counted.take_timed(self.step)
+        report = WorkerReport(self.step, self._ended_saves, self._loaded_bytes, self._load_seconds, *copied)
         self._ended_saves = {}
         self._loaded_bytes, self._load_seconds = 0, 0.0
         return report
 
-    def _take_copied(self) -> tuple[int, int]:
-        """Bytes and microseconds of restores that have ended since the last call."""
-        taken, self._copied = self._grown(("restored_bytes", "restore_us"), self._copied)
-        return taken
-
-    def _take_timed(self) -> tuple[int, int]:
-        """Bytes and microseconds of restores whose copying was timed since the last call."""
-        taken, self._timed = self._grown(("timed_bytes", "timed_us"), self._timed)
-        return taken
-
-    def _grown(
-        self, names: tuple[str, str], before: tuple[int, int]
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """By how much the client's bytes and microseconds have grown, and what they are now."""
-        if self._client is None:
-            return (0, 0), before
-        stats = self._stats_of_step()
-        now = (stats[names[0]], stats[names[1]])
-        if now[1] == before[1]:
-            # None has ended; bytes come first, and wait for their time.
-            return (0, 0), before
-        return (now[0] - before[0], now[1] - before[1]), now
-
-    def _stats_of_step(self) -> dict[str, int]:
-        """The client's counters, as they were when first asked for in this step."""
-        if self._stats[0] != self.step:
-            self._stats = (self.step, self._client.stats())
-        return self._stats[1]
-
     def take_counts(self) -> dict[str, int | float]:
         """What this rank has counted since the last call, by the names of `stats.COUNTERS`."""
-        if self._client is None:
-            return {}
-        grown = self._increments.take(self._stats_of_step())
-        if not grown:
-            return {}
-        # A page has a part on every rank; its tokens are counted once.
-        tokens = self._kv_cache.kv_cache_groups[0].kv_cache_spec.block_size if self._rank == 0 else 0
-        return worker_counts(grown, tokens)
+        return self._counted.take_counts(self.step) if self._counted is not None else {}
 
     def close(self) -> None:
         """Ends all copies. After it nothing touches KV memory."""
         if self._client is not None:
             client, self._client = self._client, None
+            self._counted = None
             if not client.close():
                 _NEVER_FREED.append(self._scratch)
             logger.debug("OrbitKV: worker client closed")
