@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
 from benches.gpu.copies import begin_copies, close_copies, end_copies, open_copies
 from benches.gpu.engine import Engine
+from benches.gpu.grower import is_registered, registered
 from benches.gpu.prompts import Seeds
+
+# The connector is asked after so many steps what it has registered.
+ASK_STEPS = 50
+REGISTERS_WITHIN_S = 20.0
 
 
 @dataclass
@@ -38,19 +44,38 @@ class Decoder(Engine):
     ) -> dict[str, Any]:
         """Milliseconds between the outputs of `requests` requests, once all decode, for so many outputs;
         and what the background had meanwhile."""
-        seeds = Seeds(seed)
-        names = {self.add(seeds.new(prompt_tokens), 20 * steps) for _ in range(requests)}
-        self._await_first(names)
         beside = Background(**background) if background else Background([])
-        begun = time.perf_counter()
-        intervals = self._time_steps(names, steps, beside)
-        seconds = time.perf_counter() - begun
-        self.abort(sorted(names | beside.names))
-        self._drain()
+        with self._decoding(requests, prompt_tokens, steps, seed) as names:
+            begun = time.perf_counter()
+            intervals = self._time_steps(names, lambda count: count < steps, beside)
+            seconds = time.perf_counter() - begun
+            self.abort(sorted(beside.names))
         return {
             "intervals_ms": intervals,
             "seconds": seconds,
             "background_finished": beside.finished,
+        }
+
+    def decode_until_registered(
+        self, requests: int, prompt_tokens: int, steps: int, seed: int, until_bytes: int
+    ) -> dict[str, Any]:
+        """As `decode` for at least so many outputs, and on until the connector has registered `until_bytes`
+        with its device and is registering nothing, for `REGISTERS_WITHIN_S` at most; and how many bytes were
+        registered meanwhile. Asking the connector takes the engine some time, which is in the milliseconds:
+        a step that it delays at that moment must not go unseen."""
+        with self._decoding(requests, prompt_tokens, steps, seed) as names:
+            before = self.rpc(registered)
+            begun = time.perf_counter()
+            is_over = _Registered(lambda: self.rpc(registered), until_bytes, begun + REGISTERS_WITHIN_S)
+            intervals = self._time_steps(
+                names, lambda count: not is_over(count) or count < steps, Background([])
+            )
+            seconds = time.perf_counter() - begun
+        more = {name: value - before[name] for name, value in self.rpc(registered).items()}
+        return {
+            "intervals_ms": intervals,
+            "seconds": seconds,
+            "registered_bytes": more.get("registered_bytes", 0),
         }
 
     def open_copies(self, socket: str) -> dict[str, Any]:
@@ -71,16 +96,29 @@ class Decoder(Engine):
         """Gives back what `open_copies` took."""
         self.rpc(close_copies)
 
+    @contextmanager
+    def _decoding(self, requests: int, prompt_tokens: int, steps: int, seed: int) -> Iterator[set[str]]:
+        """Names of requests that all decode, and end with it."""
+        seeds = Seeds(seed)
+        names = {self.add(seeds.new(prompt_tokens), 20 * steps) for _ in range(requests)}
+        try:
+            self._await_first(names)
+            yield names
+        finally:
+            self.abort(sorted(names))
+            self._drain()
+
     def _await_first(self, names: set[str]) -> None:
         waiting = set(names)
         while waiting:
             waiting -= {out.request_id for out in self.core.step()}
 
-    def _time_steps(self, names: set[str], steps: int, beside: Background) -> list[float]:
+    def _time_steps(self, names: set[str], goes_on: Callable[[int], bool], beside: Background) -> list[float]:
+        """Milliseconds between their outputs, for as long as `goes_on` says of how many there are."""
         following = cycle(beside.prompts) if beside.prompts else iter(())
         intervals: list[float] = []
         added = last = time.perf_counter()
-        while len(intervals) < steps:
+        while goes_on(len(intervals)):
             now = time.perf_counter()
             if len(beside.names) < beside.depth and (now - added) * 1000 >= beside.gap_ms:
                 added = now
@@ -105,3 +143,20 @@ class Decoder(Engine):
         while self.core.has_unfinished_requests():
             self.core.step()
         self.settle()
+
+
+@dataclass
+class _Registered:
+    """Whether all is registered, looked at every `ASK_STEPS` steps."""
+
+    look: Callable[[], dict[str, int]]
+    until_bytes: int
+    deadline: float
+    looked_at: int = 0
+    seen: bool = False
+
+    def __call__(self, count: int) -> bool:
+        if count >= self.looked_at + ASK_STEPS:
+            self.looked_at = count
+            self.seen = is_registered(self.look(), self.until_bytes)
+        return self.seen or time.perf_counter() > self.deadline

@@ -31,3 +31,9 @@ def grow(system: System, more_bytes: int) -> dict[str, float]:
         pool = manager.status()["pool"]
     system.wait_saved()
     return {"pool_bytes": pool["bytes"], "seconds": round(time.monotonic() - begun, 2)}
+
+
+def grow_to(system: System, pool_bytes: int) -> dict[str, float]:
+    """The same, until the pool has so much; nothing is asked if it has."""
+    assert system.manager is not None, "only OrbitKV has a pool to grow"
+    return grow(system, pool_bytes - system.manager.status()["pool"]["bytes"])

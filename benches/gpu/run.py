@@ -104,7 +104,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         default=[],
         help="of prompts whose TTFT is taken",
     )
-    parser.add_argument("--pool-gib", type=float, default=24, help="host memory of each system's cache")
+    parser.add_argument(
+        "--pool-gib",
+        type=float,
+        default=24,
+        help="host memory of each system's cache; OrbitKV's of vLLM may grow a third more",
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the prompts")
     parser.add_argument(
         "--connector",

@@ -153,7 +153,9 @@ def orbitkv_transfer(manager: Manager, connector: dict[str, Any], module: str) -
 
 def _manager(site: Site) -> Manager:
     try:
-        return site.new_manager()
+        # No more of it is used for that, but no more than half of a pool can be reserved: `registration`
+        # could not have a smaller one grow by 16 GiB.
+        return site.new_manager(pool_bytes=site.pool_bytes * 4 // 3)
     except ProcessError as error:
         raise UnavailableError(str(error)) from None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from benches.gpu.growth import grow
+from benches.gpu.growth import grow_to
 from benches.gpu.prompts import BLOCK_TOKENS, restorable_tokens
 from benches.gpu.run_context import Run, rotated
 from benches.gpu.settings import GIB
@@ -21,8 +21,8 @@ PART = "ttft"
 # With the start of four engines side by side.
 ESTIMATES_S = {"compiled": 220, "eager": 150}
 LENGTHS = (1024, 4096, 8192, 32768)
-# All that is restored here, and what is saved meanwhile.
-POOL_BYTES = 20 * GIB
+# All that is restored here, with new tokens and without.
+POOL_BYTES = 16 * GIB
 # Rounds that do not count.
 WARM_UPS = 2
 # Pages for which too much was under way are saved the next time.
@@ -50,7 +50,7 @@ def measure(run: Run, mode: str, systems: list[System], plan: Plan | None = None
     for system in systems:
         system.engine.call("ask", run.seeds.new(run.tokens(4096)), 4, within_s=300)
     for system in (system for system in systems if system.name == ORBITKV):
-        grown = grow(system, GIB // 4 if run.is_dry_run else POOL_BYTES)
+        grown = grow_to(system, GIB // 4 if run.is_dry_run else POOL_BYTES)
         run.rows.add(PART, kind="pool", mode=mode, system=system.name, **grown)
     for length in run.lengths or LENGTHS:
         if not run.budget.allows(plan.length_s[length]):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benches.gpu import kinds, run, summary, targets
+from benches.gpu import decoder, kinds, run, summary, targets
 from benches.gpu.rows import Rows
 from benches.gpu.settings import GIB
 
@@ -148,6 +149,79 @@ def test_misses_are_judged_by_pairs(
 ) -> None:
     add_misses(rows, ratios, **values)
     assert verdict(rows, "throughput of misses").verdict == expected
+
+
+def add_registration(rows: Rows, longest_ms: float, registered_gib: float) -> None:
+    """Two rounds as `registration` leaves them, the longest step beside in the second."""
+    for number, beside_ms in enumerate((6.0, longest_ms)):
+        alone = {"background": False, "registered_bytes": 0, "intervals_ms": [5.0] * 99 + [9.0]}
+        rows.add("registration", kind="steps", round=number, **alone)
+        beside = {"background": True, "registered_bytes": int(registered_gib * GIB / 2)}
+        rows.add("registration", kind="steps", round=number, intervals_ms=[5.0, beside_ms], **beside)
+
+
+@pytest.mark.parametrize(
+    ("longest_ms", "registered_gib", "expected"),
+    [(24.9, 16, "met"), (25.1, 16, "MISSED"), (5.0, 14, "not run"), (5.0, 0, "not run")],
+)
+def test_steps_are_judged_only_beside_registration(
+    rows: Rows, longest_ms: float, registered_gib: float, expected: str
+) -> None:
+    add_registration(rows, longest_ms, registered_gib)
+    found = verdict(rows, "longest delay of a step")
+    assert found.verdict == expected
+    if expected == "not run":
+        assert found.figure == f"{registered_gib:.1f} GiB were registered"
+    else:
+        assert "(16.0 GiB; alone 5.0, longest 9.0)" in found.target
+
+
+class Decoding(decoder.Decoder):
+    """All requests give a token a step; the connector has 1 GiB more each time it is asked, up to 4."""
+
+    def __init__(self, has_device: bool = True) -> None:
+        self.core = SimpleNamespace(step=self._step, has_unfinished_requests=lambda: False)
+        self._names: list[str] = []
+        self._asked_gib = 0
+        self._has_device = has_device
+
+    def _step(self) -> list[Any]:
+        return [SimpleNamespace(request_id=name, finished=False) for name in self._names]
+
+    def add(self, tokens: list[int], max_tokens: int) -> str:
+        self._names.append(f"request-{len(self._names)}")
+        return self._names[-1]
+
+    def abort(self, names: list[str]) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def rpc(self, function: Any, *arguments: Any) -> dict[str, int]:
+        self._asked_gib = min(self._asked_gib + 1, 4)
+        left = (4 - self._asked_gib) * GIB
+        found = {"registered_bytes": self._asked_gib * GIB, "registering_bytes": left}
+        return found if self._has_device else {}
+
+
+# The connector is asked once before; the fourth time all is there.
+@pytest.mark.parametrize(
+    ("steps", "until_gib", "expected"),
+    [(10, 4, 3 * decoder.ASK_STEPS), (10, 2, 3 * decoder.ASK_STEPS), (500, 4, 500)],
+)
+def test_steps_are_timed_until_all_is_registered(steps: int, until_gib: int, expected: int) -> None:
+    result = Decoding().decode_until_registered(2, 64, steps, 1, until_gib * GIB)
+    assert len(result["intervals_ms"]) == expected
+    assert result["registered_bytes"] == 3 * GIB
+
+
+def test_what_is_never_registered_is_not_awaited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "REGISTERS_WITHIN_S", 0.0)
+    assert len(Decoding().decode_until_registered(2, 64, 10, 1, 5 * GIB)["intervals_ms"]) == 10
+
+
+def test_without_a_device_nothing_is_registered() -> None:
+    result = Decoding(has_device=False).decode_until_registered(2, 64, 10, 1, 4 * GIB)
+    assert result["registered_bytes"] == 0
 
 
 @pytest.mark.parametrize(
