@@ -12,7 +12,7 @@ class Counted:
 
     def __init__(self, client: Any, *, page_tokens: int) -> None:
         self._client = client
-        # Tokens that a page restored on this rank stands for: each rank has a part of it, and one counts them.
+        # Tokens that a page restored on this rank stands for. Each rank has a part of it; one counts them.
         self._page_tokens = page_tokens
         self._step, self._stats = -1, {}
         self._increments = Increments()
