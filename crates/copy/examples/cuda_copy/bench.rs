@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use orbitkv_copy::CopyDirection::{Restore, Save};
 use orbitkv_copy::{
     CopyDirection, CopyEngine, CopyId, CopyJob, CopyMethod, CudaCopy, CudaCopyConfig, CudaDriver, CudaProbe,
-    KvLayout, KvRegion, PagePair, ProbeMemory, WaitOutcome,
+    KvLayout, KvRegion, PagePair, ProbeMemory, Progress, WaitOutcome,
 };
 use orbitkv_shm::Segment;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ pub(crate) struct Copies {
 }
 
 /// Registered memory of as many bytes, and its place on the device, for the plain copy.
-struct Baseline {
+pub(crate) struct Baseline {
     probe: CudaProbe,
     segment: Segment,
     memory: ProbeMemory,
@@ -43,7 +43,7 @@ struct Baseline {
 }
 
 impl Baseline {
-    fn new(driver: &Arc<CudaDriver>, device: u32, bytes: usize) -> Result<Baseline, Failure> {
+    pub(crate) fn new(driver: &Arc<CudaDriver>, device: u32, bytes: usize) -> Result<Baseline, Failure> {
         let probe = CudaProbe::new(driver, device)?;
         let segment = Segment::create("baseline", bytes)?;
         segment.populate(8)?;
@@ -53,7 +53,7 @@ impl Baseline {
         Ok(Baseline { probe, segment, memory, bytes })
     }
 
-    fn time(&self, direction: CopyDirection) -> Result<Duration, Failure> {
+    pub(crate) fn time(&self, direction: CopyDirection) -> Result<Duration, Failure> {
         let (host, device) = (self.segment.as_ptr(), self.memory.address());
         let start = Instant::now();
         // SAFETY: both live here, nobody else uses them, and the copy has ended when this returns.
@@ -88,9 +88,21 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) fn new(
         driver: &Arc<CudaDriver>,
+        size: (&Settings, usize),
+        probe: &CudaProbe,
+        shape: (usize, CopyMethod, bool),
+    ) -> Result<Rig, Failure> {
+        let turn_bytes = CudaCopyConfig::new(size.0.device).turn_bytes;
+        Rig::with_turns(driver, size, probe, shape, turn_bytes)
+    }
+
+    /// A rig whose engine lets others copy after `turn_bytes`.
+    pub(crate) fn with_turns(
+        driver: &Arc<CudaDriver>,
         (settings, bytes): (&Settings, usize),
         probe: &CudaProbe,
         (fragment, method, scattered): (usize, CopyMethod, bool),
+        turn_bytes: usize,
     ) -> Result<Rig, Failure> {
         let layers = LAYERS.min(bytes / fragment / 2).max(1);
         let blocks = bytes / fragment / layers;
@@ -114,6 +126,7 @@ impl Rig {
         let config = CudaCopyConfig {
             method,
             plain_min_bytes: usize::MAX,
+            turn_bytes,
             kernel_ctas: settings.kernel_ctas,
             ..CudaCopyConfig::new(settings.device)
         };
@@ -127,6 +140,44 @@ impl Rig {
     }
 
     pub(crate) fn time(&mut self, direction: CopyDirection) -> Result<Duration, Failure> {
+        let job = self.job(direction)?;
+        let progress = job.progress().clone();
+        let start = Instant::now();
+        self.engine.submit(job)?;
+        wait_for(&progress, usize::MAX)?;
+        let took = start.elapsed();
+        self.collect(1);
+        Ok(took)
+    }
+
+    /// Bytes of a job.
+    pub(crate) fn job_bytes(&self) -> usize {
+        self.layout.page_bytes() * self.pairs.len()
+    }
+
+    /// Queues `count` jobs at once, and gives their progress. They copy the same bytes, one job after the other.
+    pub(crate) fn submit(
+        &mut self,
+        direction: CopyDirection,
+        count: usize,
+    ) -> Result<Vec<Arc<Progress>>, Failure> {
+        let jobs = (0..count).map(|_| self.job(direction)).collect::<Result<Vec<_>, _>>()?;
+        let progress = jobs.iter().map(|job| job.progress().clone()).collect();
+        for job in jobs {
+            self.engine.submit(job)?;
+        }
+        Ok(progress)
+    }
+
+    /// Takes back `count` jobs that have ended.
+    pub(crate) fn collect(&mut self, count: usize) {
+        let mut done = Vec::new();
+        while done.len() < count {
+            self.engine.poll(&mut done);
+        }
+    }
+
+    fn job(&mut self, direction: CopyDirection) -> Result<CopyJob, Failure> {
         let page_bytes = self.layout.page_bytes();
         let pair = |(block, slot): &(usize, usize)| PagePair {
             block: *block,
@@ -135,25 +186,12 @@ impl Rig {
         };
         let pairs: Vec<_> = self.pairs.iter().map(pair).collect();
         self.next_id += 1;
-        let job = CopyJob::between(CopyId(self.next_id), direction, &self.layout, &pairs)?;
-        let progress = job.progress().clone();
-        let start = Instant::now();
-        self.engine.submit(job)?;
-        let waited = progress.wait_step(usize::MAX, LIMIT);
-        let took = start.elapsed();
-        if waited != WaitOutcome::Ready {
-            return Err(format!("a copy ended as {waited:?}").into());
-        }
-        let mut done = Vec::new();
-        while done.is_empty() {
-            self.engine.poll(&mut done);
-        }
-        Ok(took)
+        Ok(CopyJob::between(CopyId(self.next_id), direction, &self.layout, &pairs)?)
     }
 
     /// Restores a pattern, wipes the pool, saves, and counts the bytes that differ.
     fn differing_bytes(&mut self) -> Result<u64, Failure> {
-        let bytes = self.layout.page_bytes() * self.pairs.len();
+        let bytes = self.job_bytes();
         let pattern: Vec<u8> = (0..bytes).map(byte).collect();
         self.pool.write_at(0, &pattern)?;
         self.time(Restore)?;
@@ -166,6 +204,14 @@ impl Rig {
         self.time(Save)?;
         self.pool.read_at(0, &mut found)?;
         Ok(count(&pattern, &found))
+    }
+}
+
+/// Waits until a job's layer is copied; one past the last waits for the last.
+pub(crate) fn wait_for(progress: &Progress, layer: usize) -> Result<(), Failure> {
+    match progress.wait_step(layer, LIMIT) {
+        WaitOutcome::Ready => Ok(()),
+        waited => Err(format!("a copy ended as {waited:?}").into()),
     }
 }
 

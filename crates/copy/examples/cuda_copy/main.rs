@@ -1,4 +1,5 @@
-//! Measures the CUDA copy engine on a real device, beside one plain copy of the same bytes in the same process.
+//! Measures the CUDA copy engine on a real device, beside one plain copy of the same bytes in the same process; then what
+//! its copies cost a model's computation and others' copies.
 //!
 //! ```text
 //! cuda_copy OUT.json [--device N] [--mib 256] [--rounds 7] [--seconds 60] [--fragments-kib 4,16]
@@ -10,6 +11,7 @@
 
 mod bench;
 mod neighbour;
+mod others;
 mod pins;
 mod samples;
 
@@ -101,6 +103,7 @@ fn run() -> Result<u64, Failure> {
     let copies = bench::measure(&driver, &settings)?;
     let latency = bench::latency(&driver, &settings)?;
     let neighbour = neighbour::measure(&driver, &settings)?;
+    let others = others::measure(&driver, &settings)?;
     let report = json!({
         "driver_version": driver.version(),
         "batch_form": driver.batch_form().map(|form| format!("{form:?}")),
@@ -113,6 +116,7 @@ fn run() -> Result<u64, Failure> {
         "copies": copies.rows,
         "latency": latency,
         "neighbour": neighbour,
+        "others": others,
         "differing_bytes": copies.differing_bytes,
         "cut_short": settings.is_late(),
     });

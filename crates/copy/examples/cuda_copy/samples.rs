@@ -14,6 +14,16 @@ impl Samples {
         self.0.sort_unstable();
     }
 
+    /// As many pushes, which sort only once.
+    pub(crate) fn extend(&mut self, took: Vec<Duration>) {
+        self.0.extend(took);
+        self.0.sort_unstable();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// The sample below which `share` of all lie.
     pub(crate) fn at_share(&self, share: f64) -> Duration {
         let at = (self.0.len().saturating_sub(1) as f64 * share).round() as usize;
@@ -38,6 +48,11 @@ impl Samples {
 
     pub(crate) fn micros(&self) -> Value {
         let [least, median, most] = self.spread().map(|seconds| round(seconds * 1e6));
+        json!({ "median": median, "min": least, "max": most })
+    }
+
+    pub(crate) fn millis(&self) -> Value {
+        let [least, median, most] = self.spread().map(|seconds| (seconds * 1e6).round() / 1e3);
         json!({ "median": median, "min": least, "max": most })
     }
 
