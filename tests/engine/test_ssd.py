@@ -135,11 +135,10 @@ def test_a_flipped_bit_is_a_miss_and_never_a_wrong_token(
     engine.manager.assert_drained()
 
 
-def test_a_reset_reaches_the_ssd_and_lasts(engine: Engine, new_prompt: Prompts) -> None:
+def test_case_a33_a_reset_reaches_the_ssd_and_lasts(engine: Engine, new_prompt: Prompts) -> None:
     tokens = new_prompt(TOKENS)
     (cold,) = stored(engine, [tokens])
-    reset = engine.scheduler.connector._scheduler._client.reset()
-    assert reset.wait(5_000_000)
+    assert engine.llm.reset_prefix_cache(reset_connector=True)
     wait_until(lambda: engine.manager.status()["ssd"][0]["recorded_resets"] > 0, "the reset is recorded")
     engine.manager.stop()
     engine.manager.start()

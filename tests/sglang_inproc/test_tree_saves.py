@@ -16,11 +16,6 @@ from orbitkv.sglang.layout import Blocks
 Build = Callable[..., Tree]
 
 
-def stored_pages(tree: Tree) -> int:
-    tree.manager.wait_saved()
-    return tree.manager.counters()["saved_pages"]
-
-
 def test_nodes_are_locked_until_their_pages_are_copied(tree: Tree, holds: Holds) -> None:
     holds.hold(COPY_SAVE)
     tree.run(prompt(1, 320))

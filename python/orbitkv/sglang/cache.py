@@ -80,6 +80,13 @@ class OrbitKVRadixCache(UnifiedRadixCache):
         """The request has ended before it started, or it has started after it had been put back."""
         self._ours.release(request.rid)
 
+    # Clear ------------------------------------------------------------------------------------------------
+
+    def clear_storage_backend(self) -> bool:
+        """Has the manager forget what was saved; False if it has not confirmed that. The device keeps what it
+        has: that is what a flush is for."""
+        return self._ours.forget()
+
     # Step -------------------------------------------------------------------------------------------------
 
     def check_hicache_events(self) -> None:

@@ -1,7 +1,7 @@
 """The linker: SGLang's tree cache on one side, the native client on the other.
 
-Runs in the scheduler thread of each rank. No call waits for the manager, except `reset` and `close`, within
-limits.
+Runs in the scheduler thread of each rank. No call waits for the manager, except `forget`, `reset` and
+`close`, within limits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
+from orbitkv.engine.reset import reset
 from orbitkv.sglang.asker import NativeAsker
 from orbitkv.sglang.counter import LayerCounter, LoadBatch, LoadFailedError
 from orbitkv.sglang.demands import Demands, Verdict
@@ -217,6 +218,16 @@ class OrbitKVLinker(UnifiedCacheLinker):
             return
         self._stop_reason = reason
         logger.warning("OrbitKV off, serving without it: %s", reason)
+        self._end_all()
+
+    def forget(self) -> bool:
+        """Has the manager forget every page of the namespace. What waits for pages computes them, and what is
+        being saved is not stored; pages that are on their way to the device arrive, as was promised. False if
+        the manager has not confirmed it in time."""
+        self._end_all()
+        return self._scheduler is None or self._guard(lambda: reset(self._scheduler, logger) is None, False)
+
+    def _end_all(self) -> None:
         self._guard(self.demands.release_all, None)
         self._guard(lambda: self._worker.fence(self.saves.blocks, 0), 0)
         self.saves.end_all()

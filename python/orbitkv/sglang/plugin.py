@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BACKEND = "orbitkv"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler.__init__"
+_CLEAR = "sglang.srt.managers.scheduler.Scheduler.clear_hicache_storage_wrapped"
 _UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager."
 _WEIGHT_UPDATES = (
     "update_weights_from_disk",
@@ -30,6 +31,7 @@ def register() -> None:
 
     register_radix_cache_backend(BACKEND, _build)
     HookRegistry.register(_SCHEDULER, _after_scheduler_init, HookType.AFTER)
+    HookRegistry.register(_CLEAR, _around_clear, HookType.AROUND)
     for method in _WEIGHT_UPDATES:
         HookRegistry.register(_UPDATER + method, _before_weight_update, HookType.BEFORE)
 
@@ -48,9 +50,22 @@ def _after_scheduler_init(result: Any, scheduler: Any, *args: Any, **kwargs: Any
 
     if get_memory().radix_cache_backend != BACKEND:
         return
-    is_ours = bool(getattr(scheduler.tree_cache, "serves_orbitkv", False))
+    is_ours = _is_ours(scheduler.tree_cache)
     scheduler.enable_hicache_storage = is_ours
     scheduler.enable_unified_cache_external_linker = is_ours
+
+
+def _is_ours(cache: Any) -> bool:
+    return bool(getattr(cache, "serves_orbitkv", False))
+
+
+def _around_clear(original: Any, scheduler: Any, request: Any) -> Any:
+    """`POST /hicache/storage-backend/clear`, which SGLang refuses an engine without its own host cache."""
+    if not _is_ours(scheduler.tree_cache):
+        return original(scheduler, request)
+    from sglang.srt.managers.io_struct import ClearHiCacheReqOutput
+
+    return ClearHiCacheReqOutput(success=scheduler.tree_cache.clear_storage_backend())
 
 
 def _before_weight_update(updater: Any, *args: Any, **kwargs: Any) -> None:

@@ -14,6 +14,7 @@ from vllm.platforms import current_platform
 
 from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.native import load_native
+from orbitkv.engine.reset import reset
 from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
 from orbitkv.vllm.log import logger, warn_once
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from orbitkv.engine.settings import Settings
 
-RESET_WAIT_US = 2_000_000
 # How long an engine without requests is kept stepping to finish saves. Past it they are given up.
 IDLE_PUSH_S = 1.0
 
@@ -372,15 +372,8 @@ class SchedulerSide:
         self.saves.drop_open()
         self.saves.forget_dispatched()
         self._abort_saves = True
-        self._reset = self._client.reset()
-        # Without a manager there is no use in waiting.
-        if self._reset.wait(RESET_WAIT_US if self._client.connected else 0):
-            self._reset = None
-            return True
-        logger.warning(
-            "OrbitKV: a reset is not confirmed, nothing is found until it is: %s", self._client.status
-        )
-        return False
+        self._reset = reset(self._client, logger)
+        return self._reset is None
 
     def _is_reset(self) -> bool:
         """Whether what was there before the last reset is gone."""

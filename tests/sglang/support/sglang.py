@@ -258,6 +258,15 @@ class Sglang:
         status, text = self._request("POST", f"/flush_cache?timeout={FLUSH_S}")
         assert status == 200, f"flush: {status} {text}"
 
+    def clear(self) -> bool:
+        """Has what is behind its own cache forgotten; whether it says that this was done."""
+        return self._request("POST", "/hicache/storage-backend/clear")[0] == 200
+
+    def update_weights(self, path: Path) -> None:
+        """Replaces the weights by those of a model directory, as a trainer does."""
+        status, text = self._request("POST", "/update_weights_from_disk", {"model_path": str(path)})
+        assert status == 200, f"update of weights: {status} {text}"
+
     def press_out(self) -> None:
         """Overwrites the engine's memory with other prompts, then empties its cache: what comes back after
         this was copied back."""
