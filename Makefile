@@ -1,7 +1,7 @@
 # OrbitKV. `make` alone lists the targets.
 #
 # Variables:
-#   ENGINE=vllm       the engine of setup, demo, gpu-bench and gpu-test: vllm or sglang; test takes both
+#   ENGINE=vllm       the engine of setup, demo, gpu-bench and gpu-test: vllm or sglang, of demo also both; test takes both
 #   SEEDS=20000       number of seeds `make sim` runs
 #   PLANT=NAME|all    `make sim` plants this defect (or each in turn) and must find it
 #   PREPARE=on        `make demo` also reads ahead from the SSD for requests that wait
@@ -41,7 +41,7 @@ PIP := -m pip --disable-pip-version-check --quiet install --no-deps
 # same, and with equal settings cargo builds pyo3 once for both.
 export PYO3_BUILD_EXTENSION_MODULE := 1
 
-.PHONY: help setup setup-tools demo test test-rust test-models test-python test-vllm test-sglang test-wheel sim bench bench-engine gpu-bench gpu-test lint wheel wheel-test-hooks clean
+.PHONY: help setup setup-tools demo demo-one demo-both test test-rust test-models test-python test-vllm test-sglang test-wheel sim bench bench-engine gpu-bench gpu-test lint wheel wheel-test-hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -56,9 +56,19 @@ setup-tools:
 	    echo "setup: $(PYTHON) is missing: apt-get install python3 python3-venv (Debian 12 brings 3.11)"; exit 1; }
 	@$(PYTHON) tools/setup_tools.py
 
-demo: setup wheel ## serve a tiny model through OrbitKV and compare cold and restored requests
+demo: $(if $(filter both,$(ENGINE)),demo-both,demo-one) ## serve a tiny model through OrbitKV and compare cold and restored requests
+
+demo-one: setup wheel
 	@$(ENGINE_PYTHON) $(PIP) --force-reinstall dist/orbitkv-*.whl
 	@$(ENGINE_PYTHON) tools/demo.py --engine $(ENVIRONMENT) $(if $(filter on,$(PREPARE)),--prepare)
+
+# One manager under two engines, each from its own environment.
+demo-both: wheel
+	@for engine in vllm sglang; do \
+	    $(MAKE) --no-print-directory setup ENGINE=$$engine; \
+	    .venv/$$engine-cpu/bin/python $(PIP) --force-reinstall dist/orbitkv-*.whl; \
+	done
+	@$(VLLM_PYTHON) tools/demo.py --engine both
 
 test: test-rust ## run every test: Rust, models of threads, simulator, planted defects, Python, real engines, wheel
 	@$(MAKE) --no-print-directory sim SEEDS=$(SEEDS) PLANT=

@@ -99,7 +99,7 @@ def test_another_refusal_is_an_error_with_its_words(serve: Serve) -> None:
 
 
 def state(name: str) -> Answer:
-    instances = [{"active": True}]
+    instances = [{"active": True, "engine": "vllm"}]
     return 200, {"ssd": [{"path": "/nvme", "state": name}], "instances": instances}
 
 

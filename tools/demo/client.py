@@ -28,6 +28,8 @@ class Answer:
     prompt_tokens: int
     # Prompt tokens that were not computed, wherever they came from.
     cached_tokens: int
+    # When the first token came, in monotonic seconds.
+    first_s: float = 0.0
 
 
 class Client:
@@ -86,4 +88,5 @@ def read_stream(request: Request, stream: Stream, lines: Iterable[bytes], begun:
         tokens=tuple(found),
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
+        first_s=first,
     )

@@ -43,6 +43,8 @@ class Stream(Protocol):
 class Engine(Protocol):
     """One serving engine."""
 
+    # As the manager calls it.
+    name: str
     # Programs of the engine's environment that the demo needs, beside ours.
     programs: Sequence[str]
     environment: Mapping[str, str]

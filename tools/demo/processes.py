@@ -11,7 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from demo import counters
@@ -45,18 +45,21 @@ def free_port() -> int:
 
 class Processes:
     """`orbitkv run --ssd` with an engine, and the cache manager behind it. With `prepare` the engine reads
-    ahead for requests that wait."""
+    ahead for requests that wait. `beside`: another engine on the manager of those, which ends with them."""
 
-    def __init__(self, kind: Engine, places: Places, *, prepare: bool = False) -> None:
+    def __init__(
+        self, kind: Engine, places: Places, *, prepare: bool = False, beside: Processes | None = None
+    ) -> None:
         self.kind = kind
         self._places = places
         self._prepare = prepare
+        self._beside = beside
         # A socket's path is short, and its directory is its owner's alone: mkdtemp gives both.
-        self.directory = Path(tempfile.mkdtemp(prefix="orbitkv-demo-"))
+        self.directory = beside.directory if beside else Path(tempfile.mkdtemp(prefix="orbitkv-demo-"))
         self.socket = self.directory / "manager.sock"
         self.port = free_port()
-        self._manager_http = f"{HOST}:{free_port()}"
-        self.engine_log = places.out / "engine.log"
+        self._manager_http = beside._manager_http if beside else f"{HOST}:{free_port()}"
+        self.engine_log = places.out / f"{kind.name}.log"
         self.manager_log = places.out / "manager.log"
         self._run: subprocess.Popen[bytes] | None = None
         self._manager: subprocess.Popen[bytes] | None = None
@@ -77,10 +80,11 @@ class Processes:
         return f"http://{self._manager_http}"
 
     def start(self) -> None:
-        """One command: it starts the manager, then the engine."""
+        """One command: it starts the manager unless there is one, then the engine."""
         orbitkv = [self._places.program("orbitkv"), "run", "--socket", self.socket]
-        orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
-        orbitkv += [f"--ssd={self.ssd}", "--ssd-capacity", SSD_CAPACITY]
+        if self._manager is None and self._beside is None:
+            orbitkv += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
+            orbitkv += [f"--ssd={self.ssd}", "--ssd-capacity", SSD_CAPACITY]
         engine = self.kind.command(self._places.programs, self._places.model, HOST, self.port)
         self._run = self._spawn([*orbitkv, "--", *engine], self.engine_log, "wb")
 
@@ -134,7 +138,8 @@ class Processes:
             instances = counters.status(self.manager)["instances"]
         except counters.CountersError:
             return None
-        return next((row for row in instances if row["active"]), None)
+        own = (row for row in instances if row["active"] and row["engine"] == self.kind.name)
+        return next(own, None)
 
     def stop_manager(self) -> None:
         """Asks the manager to end, whoever has started it, and waits until it has."""
@@ -152,11 +157,16 @@ class Processes:
     def start_manager(self) -> None:
         """Starts a manager in the place of one that has ended, with the same SSD directory, and waits until
         it has found what is in there and the engine uses it again."""
+        self.launch_manager()
+        self.wait_serving()
+
+    def launch_manager(self, *flags: object) -> None:
+        """Starts a manager of which engines may find out later."""
         command = [self._places.program("orbitkv-cache-manager"), "--socket", self.socket]
         command += ["--http-addr", self._manager_http, "--pool-size", POOL_SIZE]
-        command += ["--ssd-cache-path", self.ssd, "--ssd-cache-capacity", SSD_CAPACITY]
+        command += ["--ssd-cache-path", self.ssd, "--ssd-cache-capacity", SSD_CAPACITY, *flags]
         self._manager = self._spawn(command, self.manager_log, "ab")
-        self.wait_serving()
+        self.wait_until("the SSD directory is serving", self._ssd_serves, RECOVER_S)
 
     def wait_serving(self) -> None:
         """Waits until the SSD directory is read and written and the engine uses the cache; `DemoError` if the
@@ -194,6 +204,9 @@ class Processes:
 
     def close(self) -> None:
         """Ends everything that is left, whatever state it is in."""
+        if self._beside is not None:
+            self.stop_engine()
+            return
         noted = self._noted_manager()
         self.stop_engine()
         if self._manager is not None:
@@ -231,6 +244,13 @@ class Processes:
                 lines = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
                 parts.append("\n".join([f"--- last lines of {log}", *lines]))
         return "\n".join(parts)
+
+
+def on_one_manager(served: Sequence[tuple[Engine, Places]], *, prepare: bool) -> list[Processes]:
+    """What is to be started for these engines. The first one has the manager."""
+    first, *others = served
+    host = Processes(*first, prepare=prepare)
+    return [host, *(Processes(*other, prepare=prepare, beside=host) for other in others)]
 
 
 def is_running(pid: int) -> bool:

@@ -201,15 +201,19 @@ def table(outcome: Outcome) -> str:
     rows = [heads]
     for played in outcome.rounds:
         verdict = outcome.verdicts.get(played.name)
-        rows += [row(played, phase, equality(phase, verdict)) for phase in played.phases]
-    widths = [max(len(line[column]) for line in rows) for column in range(len(heads))]
+        rows += [row(played, phase, outputs(phase, verdict)) for phase in played.phases]
+    return "\n".join([*text_table(rows), "", LEGEND])
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table with its heads in the first row; the first column is text, the others are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in rows]
-    # The first column is text.
     lines = [line[0].ljust(widths[0]) + text[widths[0] :] for line, text in zip(rows, lines, strict=True)]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", LEGEND])
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
-def equality(phase: Phase, verdict: Verdict | None) -> str:
+def outputs(phase: Phase, verdict: Verdict | None) -> str:
     """How the outputs of a phase compare with the cold round."""
     if verdict is None:
         return "reference"
@@ -219,7 +223,7 @@ def equality(phase: Phase, verdict: Verdict | None) -> str:
     return f"{count} differ by batch" if verdict.identical else f"{count} DIFFERENT"
 
 
-def row(played: Round, phase: Phase, outputs: str) -> list[str]:
+def row(played: Round, phase: Phase, equality: str) -> list[str]:
     """Cells of one phase."""
     counted = phase.counted
     median = ttft_ms(phase.answers)
@@ -236,7 +240,7 @@ def row(played: Round, phase: Phase, outputs: str) -> list[str]:
         f"{counted.ram_pages:,}",
         f"{counted.ssd_pages:,}",
         f"{counted.missed_pages:,}",
-        outputs,
+        equality,
     ]
 
 

@@ -95,12 +95,12 @@ class Stage:
         phases = [self.phase(serial, 1)]
         if concurrent:
             phases.append(self.phase(concurrent, concurrency))
-        drained = drain.check(name, self._status)
+        drained = drain.check(name, self.status)
         counted = sum((phase.counted for phase in phases), Counters.zero())
         requests = sum(len(phase.answers) for phase in phases)
         computed, restored = counted.computed_tokens, counted.restored_tokens
         self._say(f"{drained}; {requests} requests, {computed:,} tokens computed, {restored:,} restored")
-        return Round(name, source, phases, drained, counters.page_bytes(self._status()))
+        return Round(name, source, phases, drained, counters.page_bytes(self.status()))
 
     def phase(self, requests: list[Request], concurrency: int, salt: str | None = None) -> Phase:
         """Sends requests and counts what they did."""
@@ -124,7 +124,7 @@ class Stage:
         """Fills the engine's own cache with other prompts, so that nothing from before is left there."""
         pressed = self._client.complete_all(workload.pressing_requests(occasion), 1)
         # What was just saved must not be in flight when the next round is counted.
-        drained = drain.check(f"pressure {occasion}", self._status)
+        drained = drain.check(f"pressure {occasion}", self.status)
         total = sum(answer.prompt_tokens for answer in pressed)
         self._say(f"pressed {total:,} tokens of other prompts through the engine's cache; {drained}")
 
@@ -151,7 +151,7 @@ class Stage:
         if emptied:
             self._processes.empty_ssd()
         self._processes.start_manager()
-        found = self._status()["counters"]["found_pages"]
+        found = self.status()["counters"]["found_pages"]
         self._say(f"the new cache manager found {found:,} pages on the SSD; the engine is active again")
 
     def read_ahead(self, name: str, serial: list[Request], concurrent: list[Request]) -> tuple[Round, Ahead]:
@@ -160,5 +160,6 @@ class Stage:
         played = self.play(name, Source.SSD, serial, concurrent, QUEUED)
         return played, Ahead.read(self._processes.manager) - before
 
-    def _status(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
+        """The manager's `/status` now."""
         return counters.status(self._processes.manager)

@@ -35,6 +35,9 @@ WRITTEN_S = 60.0
 RECOVER_S = 30.0
 STOP_S = 20.0
 
+# What the adapters are told. Every restored page is compared with its checksum, not a sample of them.
+ADAPTER = {"verify_restore": "all"}
+
 # What every engine needs on a machine without a GPU and without a network.
 ENGINE_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -9,7 +9,15 @@ from typing import Any
 
 from demo.engine import EngineCounters, Usage
 from demo.metrics import metric
-from demo.settings import BLOCK_TOKENS, ENGINE_TOKENS, MAX_MODEL_LEN, OUTPUT_TOKENS
+from demo.settings import ADAPTER, BLOCK_TOKENS, ENGINE_TOKENS, MAX_MODEL_LEN, OUTPUT_TOKENS
+
+ENVIRONMENT = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # The allocator's kernels have no form for a CPU.
+    "TRITON_INTERPRET": "1",
+    # /health would otherwise send a request through the engine, and be counted.
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+}
 
 
 class SglangStream:
@@ -31,17 +39,12 @@ class SglangStream:
 class Sglang:
     """`python -m sglang.launch_server`."""
 
+    name = "sglang"
     programs = ("python",)
-    environment: Mapping[str, str] = {
-        "SGLANG_USE_CPU_ENGINE": "1",
-        # The allocator's kernels have no form for a CPU.
-        "TRITON_INTERPRET": "1",
-        # /health would otherwise send a request through the engine, and be counted.
-        "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-        # Every restored page is compared with its checksum, not a sample of them.
-        "ORBITKV_CONFIG": json.dumps({"verify_restore": "all"}),
-    }
     path = "/generate"
+
+    def __init__(self, adapter: Mapping[str, Any] = ADAPTER) -> None:
+        self.environment: Mapping[str, str] = {**ENVIRONMENT, "ORBITKV_CONFIG": json.dumps(adapter)}
 
     def command(self, programs: Path, model: Path, host: str, port: int) -> list[object]:
         line: list[object] = [programs / "python", "-m", "sglang.launch_server", "--model-path", model]

@@ -9,11 +9,9 @@ from typing import Any
 
 from demo.engine import EngineCounters, Usage
 from demo.metrics import metric
-from demo.settings import BLOCK_TOKENS, ENGINE_BLOCKS, MAX_MODEL_LEN, OUTPUT_TOKENS
+from demo.settings import ADAPTER, BLOCK_TOKENS, ENGINE_BLOCKS, MAX_MODEL_LEN, OUTPUT_TOKENS
 
 MODEL_NAME = "tiny"
-# Every restored page is compared with its checksum, not a sample of them.
-CONNECTOR = {"kv_connector": "OrbitKVConnector", "kv_connector_extra_config": {"verify_restore": "all"}}
 
 
 class VllmStream:
@@ -33,6 +31,7 @@ class VllmStream:
 class Vllm:
     """`vllm serve`."""
 
+    name = "vllm"
     programs = ("vllm",)
     environment: Mapping[str, str] = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -42,6 +41,12 @@ class Vllm:
     }
     path = "/v1/completions"
 
+    def __init__(self, adapter: Mapping[str, Any] = ADAPTER) -> None:
+        self._connector = {
+            "kv_connector": "OrbitKVConnector",
+            "kv_connector_extra_config": dict(adapter),
+        }
+
     def command(self, programs: Path, model: Path, host: str, port: int) -> list[object]:
         line: list[object] = ["vllm", "serve", model, "--served-model-name", MODEL_NAME]
         line += ["--host", host, "--port", port, "--enforce-eager", "--enable-prompt-tokens-details"]
@@ -50,7 +55,7 @@ class Vllm:
         line += ["--dtype", "float32"]
         line += ["--block-size", BLOCK_TOKENS, "--max-model-len", MAX_MODEL_LEN]
         line += ["--num-gpu-blocks-override", ENGINE_BLOCKS]
-        return [*line, "--kv-transfer-config", json.dumps(CONNECTOR)]
+        return [*line, "--kv-transfer-config", json.dumps(self._connector)]
 
     def body(self, prompt: Sequence[int], salt: str | None) -> dict[str, Any]:
         body: dict[str, Any] = {
