@@ -90,11 +90,12 @@ def measure_engine(directory: Path) -> list[tuple[tuple[float, float], tuple[flo
 def measure_event(directory: Path) -> tuple[float, float]:
     """Microseconds of one event on the thread that calls, with the trace and without; fails if one was
     dropped, which would cost less."""
-    from orbitkv.vllm.trace import MAX_BUFFERED, NoTrace, Trace
+    from orbitkv.engine.trace import MAX_BUFFERED, NoTrace, Trace
+    from orbitkv.vllm.log import once
 
     assert EVENTS_PER_LOOP < MAX_BUFFERED
     path = directory / "events.jsonl"
-    on, off = Trace(str(path), page_bytes=65536, side="scheduler"), NoTrace()
+    on, off = Trace(str(path), once, page_bytes=65536, side="scheduler"), NoTrace()
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(LOOPS):
         for trace, into in zip((on, off), times, strict=True):

@@ -109,7 +109,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log.logger.addHandler(handler)
     # Whatever level the environment asks for.
     log.logger.setLevel(logging.INFO)
-    monkeypatch.setattr(log._once, "_said", set())
+    monkeypatch.setattr(log.once, "_said", set())
     yield said
     log.logger.setLevel(level)
     log.logger.removeHandler(handler)

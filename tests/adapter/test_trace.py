@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from orbitkv.engine import trace as tracing
 from orbitkv.engine.settings import Settings, SettingsError
-from orbitkv.vllm import trace as tracing
+from orbitkv.vllm.log import once
 
 TOKENS = list(range(7_000_100, 7_000_118))  # 4 full blocks of 4 tokens and 2 tokens more
 PAGES = 4
@@ -396,7 +397,7 @@ def test_a_full_buffer_drops_and_counts(
 ) -> None:
     monkeypatch.setattr(tracing, "MAX_BUFFERED", 3)
     monkeypatch.setattr(tracing, "FLUSH_S", 3600)
-    trace = tracing.Trace(str(path), page_bytes=10)
+    trace = tracing.Trace(str(path), once, page_bytes=10)
     for number in range(10):
         trace.event("queued", f"r{number}", pages=2)
     trace.close()
@@ -436,7 +437,7 @@ def test_a_file_that_takes_nothing_keeps_nobody(
 
 
 def test_long_and_odd_request_ids(path: Path) -> None:
-    trace = tracing.Trace(str(path), page_bytes=10)
+    trace = tracing.Trace(str(path), once, page_bytes=10)
     trace.event("queued", "x" * 10_000)
     trace.event("queued", 'a\n"\udc80')
     trace.close()
@@ -445,7 +446,7 @@ def test_long_and_odd_request_ids(path: Path) -> None:
 
 
 def test_several_writers_share_a_file(path: Path) -> None:
-    traces = [tracing.Trace(str(path), page_bytes=10, rank=rank) for rank in range(4)]
+    traces = [tracing.Trace(str(path), once, page_bytes=10, rank=rank) for rank in range(4)]
     for number in range(500):
         for trace in traces:
             trace.event("queued", str(number))

@@ -7,5 +7,5 @@ import logging
 from orbitkv.engine.log import OnceLogger
 
 logger = logging.getLogger("sglang.orbitkv")
-_once = OnceLogger(logger)
-say_once, warn_once = _once.say_once, _once.warn_once
+once = OnceLogger(logger)
+say_once, warn_once = once.say_once, once.warn_once

@@ -7,5 +7,5 @@ from vllm.logger import init_logger
 from orbitkv.engine.log import OnceLogger
 
 logger = init_logger("vllm.orbitkv")
-_once = OnceLogger(logger)
-say_once, warn_once = _once.say_once, _once.warn_once
+once = OnceLogger(logger)
+say_once, warn_once = once.say_once, once.warn_once

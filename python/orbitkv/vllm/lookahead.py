@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from orbitkv.engine.ahead import WINDOW, Mode
 from orbitkv.engine.native import load_native
+from orbitkv.engine.trace import trace_cancel
 from orbitkv.vllm.extent import Extent, usable_blocks
-from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
-    from orbitkv.vllm.trace import NoTrace
+    from orbitkv.engine.trace import NoTrace
     from orbitkv.vllm.worth import Worth
 
 

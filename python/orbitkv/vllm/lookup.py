@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from orbitkv.engine.native import load_native
+from orbitkv.engine.trace import trace_cancel
 from orbitkv.vllm.extent import Extent
-from orbitkv.vllm.trace import trace_cancel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from orbitkv.engine.settings import Settings
+    from orbitkv.engine.trace import NoTrace
     from orbitkv.vllm.lookahead import Lookahead
     from orbitkv.vllm.requests import RequestRecord
-    from orbitkv.vllm.trace import NoTrace
     from orbitkv.vllm.worth import Worth
 
 

@@ -15,9 +15,10 @@ from vllm.platforms import current_platform
 from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.native import load_native
 from orbitkv.engine.reset import reset
+from orbitkv.engine.trace import open_trace
 from orbitkv.vllm.extent import usable_blocks
 from orbitkv.vllm.gate import Gate, engine_needs_gate
-from orbitkv.vllm.log import logger, warn_once
+from orbitkv.vllm.log import logger, once, warn_once
 from orbitkv.vllm.lookahead import Lookahead
 from orbitkv.vllm.lookup import Lookups
 from orbitkv.vllm.metadata import LoadOrder, StepMetadata, WorkerReport
@@ -27,7 +28,6 @@ from orbitkv.vllm.saves import SaveBook
 from orbitkv.vllm.sharing import Sharing
 from orbitkv.vllm.stats import Increments
 from orbitkv.vllm.tables import BlockTables, Row
-from orbitkv.vllm.trace import open_trace
 from orbitkv.vllm.transfer import TransferEstimate
 from orbitkv.vllm.worth import Worth
 
@@ -61,7 +61,7 @@ class SchedulerSide:
         )
         self._client = load_native().SchedulerClient(registration)
         mode = choose_mode(settings, logger, world_size=world_size)
-        self._trace = open_trace(settings, page_bytes=page_bytes * world_size, side="scheduler")
+        self._trace = open_trace(settings, once, page_bytes=page_bytes * world_size, side="scheduler")
         self._worth = Worth(
             self._client, settings, block_tokens=block_tokens, page_bytes=page_bytes, world_size=world_size
         )

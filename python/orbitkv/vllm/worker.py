@@ -18,12 +18,12 @@ from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.engine.regions import LayoutError
 from orbitkv.engine.selftest import Scratch, probe_layout, scratch_like
+from orbitkv.engine.trace import open_trace
 from orbitkv.vllm.counted import Counted
 from orbitkv.vllm.layout import regions_of
-from orbitkv.vllm.log import logger, warn_once
+from orbitkv.vllm.log import logger, once, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.namespace import page_bytes
-from orbitkv.vllm.trace import open_trace
 
 if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -84,7 +84,7 @@ class WorkerSide:
         self._settings = settings
         self._kv_cache = kv_cache
         self._rank = rank
-        self._trace = open_trace(settings, page_bytes=page_bytes(kv_cache), side="worker", rank=rank)
+        self._trace = open_trace(settings, once, page_bytes=page_bytes(kv_cache), side="worker", rank=rank)
         self._client: Any = None
         self._scratch: Scratch | None = None  # keeps the memory of the client's own self-test alive
         self._device = KVDevice(torch.device("cpu"))

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orbitkv.engine.native import load_native
-from orbitkv.vllm.log import say_once, warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from orbitkv.engine.log import OnceLogger
     from orbitkv.engine.settings import Settings
 
 # A file is not written past this size. Processes that share one look before each batch, so together they may
@@ -63,11 +63,12 @@ def _nothing(name: str, **fields: Any) -> None:
 
 
 class Trace(NoTrace):
-    """Events of one side of a connector. Called from one thread."""
+    """Events of one side of an adapter. Called from one thread."""
 
     is_on = True
 
-    def __init__(self, path: str, *, page_bytes: int, **common: Any) -> None:
+    def __init__(self, path: str, log: OnceLogger, *, page_bytes: int, **common: Any) -> None:
+        self._log = log
         self._path = Path(
             path or Path(tempfile.gettempdir()) / f"orbitkv-trace-{os.getpid()}.jsonl"
         ).absolute()
@@ -103,7 +104,7 @@ class Trace(NoTrace):
         self._closing.set()
         self._thread.join(CLOSE_S)
         if self._written < self._events:
-            say_once(
+            self._log.say_once(
                 "trace-lost",
                 logging.WARNING,
                 "OrbitKV: %d of %d events are not in %s",
@@ -118,14 +119,16 @@ class Trace(NoTrace):
         try:
             file = _open(self._path)
             try:
-                say_once("trace-on", logging.INFO, "OrbitKV: transfers are traced to %s", self._path)
+                self._log.say_once(
+                    "trace-on", logging.INFO, "OrbitKV: transfers are traced to %s", self._path
+                )
                 while not self._closing.wait(FLUSH_S):
                     self._flush(file)
                 self._flush(file)
             finally:
                 os.close(file)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the trace, the engine goes on
-            warn_once("trace-off", OFF, self._path, error)
+            self._log.warn_once("trace-off", OFF, self._path, error)
         self._is_over = True
         self._buffer.clear()
 
@@ -178,15 +181,15 @@ def _open(path: Path) -> int:
     raise OSError("it is not a regular file of this user; set ORBITKV_TRACE_PATH to another one")
 
 
-def open_trace(settings: Settings, *, page_bytes: int, **common: Any) -> NoTrace:
+def open_trace(settings: Settings, log: OnceLogger, *, page_bytes: int, **common: Any) -> NoTrace:
     """The trace of one side as the settings want it. `page_bytes` is what the side counts for a page;
-    `common` is in each of its lines."""
+    `common` is in each of its lines; `log` is the adapter's."""
     if not settings.trace_transfers:
         return NoTrace()
     try:
-        return Trace(settings.trace_path, page_bytes=page_bytes, pid=os.getpid(), **common)
+        return Trace(settings.trace_path, log, page_bytes=page_bytes, pid=os.getpid(), **common)
     except (OSError, RuntimeError) as error:  # no temporary directory, or no thread can be started
-        warn_once("trace-off", OFF, settings.trace_path, error)
+        log.warn_once("trace-off", OFF, settings.trace_path, error)
         return NoTrace()
 
 
