@@ -31,9 +31,9 @@ class NativeAsker:
         except self._native.OrbitKVError:
             return None
 
-    def keep(self, preparation: Any) -> None:
-        """Holds them for another second."""
-        preparation.poll()
+    def keep(self, preparation: Any) -> int:
+        """Holds them for another second. The preparation's state."""
+        return preparation.poll()
 
     def claim(self, preparation: Any, deadline_ms: int) -> Any:
         """The query that takes them over; an ordinary one where they are gone."""
@@ -46,9 +46,9 @@ class NativeAsker:
         """Gives them back."""
         preparation.cancel()
 
-    def warm_up(self, hashes: Sequence[str]) -> None:
-        """Has the pages read ahead, for nobody in particular."""
-        self._client.warm_up(b"".join(map(hash_bytes, hashes)), group=0)
+    def warm_up(self, hashes: Sequence[str]) -> bool:
+        """Has the pages read ahead, for nobody in particular. Whether that could be asked for."""
+        return self._client.warm_up(b"".join(map(hash_bytes, hashes)), group=0)
 
     def answer(self, query: Any) -> bytes | bool | None:
         """The ticket for all pages found, which hands them to the workers; None for a miss; False while there

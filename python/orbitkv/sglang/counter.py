@@ -15,6 +15,7 @@ from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.sglang.layout import last_region
 from orbitkv.sglang.log import warn_once
+from orbitkv.sglang.traces import LoadTrace
 
 # A load is a copy between mapped memory. One that has not ended by then has a device that is lost or stuck.
 LOAD_LIMIT_S = 60.0
@@ -27,10 +28,13 @@ class LoadFailedError(RuntimeError):
 
 @dataclass(eq=False)
 class LoadBatch:
-    """Loads of one forward pass. Layers before `layers_waited` have been waited for."""
+    """Loads of one forward pass, and of how many pages each is. Layers before `layers_waited` have been
+    waited for."""
 
     rids: list[str]
     loads: list[Any]
+    pages: list[int] = field(default_factory=list)
+    is_traced: bool = False
     layers_waited: int = 0
     begun: float = field(default_factory=time.monotonic)
 
@@ -53,10 +57,13 @@ class LoadBatch:
 class LayerCounter:
     """Knows the load batches by the index that the scheduler sends along with a forward pass."""
 
-    def __init__(self, num_layers: int, device: KVDevice, *, slice_ms: int) -> None:
+    def __init__(
+        self, num_layers: int, device: KVDevice, *, slice_ms: int, trace: LoadTrace | None = None
+    ) -> None:
         self._num_layers = num_layers
         self._device = device
         self._slice_ms = max(slice_ms, 1)
+        self._trace = trace or LoadTrace()
         self._batches: dict[int, LoadBatch] = {}
         self._current: LoadBatch | None = None
         self._next_index = 0
@@ -66,11 +73,14 @@ class LayerCounter:
         index = self._next_index
         self._next_index += 1
         self._batches[index] = batch
+        self._trace.submitted(batch)
         return index
 
     def forget(self, index: int) -> None:
         """The batch has ended."""
         batch = self._batches.pop(index, None)
+        if batch is not None:
+            self._trace.looked(batch)
         if batch is self._current:
             self._current = None
 
@@ -89,6 +99,7 @@ class LayerCounter:
         wait = self._order if self._device.has_streams else self._await
         for load in batch.loads:
             self._until_done(batch, lambda load=load: wait(load, layer))
+        self._trace.waited(batch)
         batch.layers_waited = layer + 1
 
     def _until_done(self, batch: LoadBatch, wait: Callable[[], bool]) -> None:

@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from orbitkv.engine.ahead import WINDOW, Mode
+from orbitkv.sglang.traces import DemandTrace
 
 # Queries of one engine under way or answered and not used; below the manager's 128 operations of a session. A
 # request beyond them has its query begun when another's has ended.
@@ -37,8 +38,8 @@ class Asker(Protocol):
     def prepare(self, hashes: Sequence[str]) -> Any:
         """Has the pages read ahead and held for a claim; kept by `keep`."""
 
-    def keep(self, preparation: Any) -> None:
-        """Holds them for another second."""
+    def keep(self, preparation: Any) -> int:
+        """Holds them for another second. The preparation's state."""
 
     def claim(self, preparation: Any, deadline_ms: int) -> Any:
         """The query that takes them over."""
@@ -46,8 +47,8 @@ class Asker(Protocol):
     def cancel(self, preparation: Any) -> None:
         """Gives them back."""
 
-    def warm_up(self, hashes: Sequence[str]) -> None:
-        """Has the pages read ahead, for nobody in particular."""
+    def warm_up(self, hashes: Sequence[str]) -> bool:
+        """Has the pages read ahead, for nobody in particular. Whether that could be asked for."""
 
     def answer(self, query: Any) -> bytes | bool | None:
         """A ticket, None for a miss, False while there is no answer."""
@@ -90,6 +91,8 @@ class Demand:
     deadline: float | None = None
     had_turn: bool = False
     preparation: Any = None
+    ahead_since: float = 0.0
+    ahead_state: int | None = None  # as last seen
     query: Any = None
     pinned: Any = None
     pages: int = 0
@@ -113,12 +116,14 @@ class Demands:
         deadline_ms: int,
         grace_s: float,
         mode: Mode = Mode.OFF,
+        trace: DemandTrace | None = None,
     ) -> None:
         self._asker = asker
         self._pin = pin
         self._deadline_ms = deadline_ms
         self._grace_s = grace_s
         self._mode = mode
+        self._trace = trace or DemandTrace()
         self._demands: dict[str, Demand] = {}
         self._next_serial = 1
         # Serials of those with a query or pinned pages.
@@ -152,6 +157,7 @@ class Demands:
         demand = self._demands.get(rid)
         if demand is not None and not demand.is_gated:
             demand.is_gated = True
+            self._trace.queued(demand)
             if self._mode is Mode.OFF and self.open < MAX_EARLY:
                 self._begin(demand, now)
 
@@ -178,30 +184,37 @@ class Demands:
             demand.query = self._asker.claim(preparation, left_ms)
         else:
             demand.query = self._asker.ask(demand.hashes, left_ms)
+            self._trace.asked(demand, demand.query, "demand")
         demand.had_turn = True
         demand.state = State.ASKED
         self._open.add(demand.serial)
         self.counters["lookups"] += 1
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, now: float) -> None:
         """Reads for the first of the requests that wait for room. Each has one turn."""
         waiting = (demand for demand in self._demands.values() if demand.is_gated and demand.deadline is None)
         for demand in islice(waiting, WINDOW):
             if demand.preparation is not None:
-                self._asker.keep(demand.preparation)
+                state = self._asker.keep(demand.preparation)
+                if state != demand.ahead_state:
+                    demand.ahead_state = state
+                    self._trace.looked_ahead(demand, now - demand.ahead_since)
             elif not demand.had_turn:
                 demand.had_turn = True
                 if self._mode is Mode.PREPARE:
                     demand.preparation = self._asker.prepare(demand.hashes)
+                    demand.ahead_since = now
+                    self._trace.asked(demand, demand.preparation, "prepare")
                     self.counters["preparations"] += 1
                 else:
-                    self._asker.warm_up(demand.hashes)
+                    if self._asker.warm_up(demand.hashes):
+                        self._trace.warmed_up(demand)
                     self.counters["warm_ups"] += 1
 
     def collect(self, now: float) -> list[Verdict]:
         """Leader: what was learned since the last call, deadlines included."""
         if self._mode is not Mode.OFF:
-            self._look_ahead()
+            self._look_ahead(now)
         verdicts = []
         for demand in self._demands.values():
             if demand.deadline is None or demand.state in (State.READY, State.OVER):
@@ -212,7 +225,10 @@ class Demands:
             is_late = ticket is False and now >= demand.deadline + self._grace_s
             if is_late or (ticket is None and self._asker.timed_out(demand.query)):
                 self.counters["lookup_timeouts"] += 1
+                self._trace.timed_out(demand, is_over=not is_late)
                 ticket = None
+            elif ticket:
+                self._trace.answered(demand)
             if ticket is not False:
                 verdicts.append(Verdict(demand.serial, ticket))
         return verdicts
@@ -268,6 +284,7 @@ class Demands:
         Idempotent."""
         demand = self._demands.pop(rid, None)
         if demand is not None:
+            self._trace.released(demand, is_promised=demand.state in (State.PINNED, State.READY))
             self._drop_query(demand)
             if demand.preparation is not None:
                 self._asker.cancel(demand.preparation)

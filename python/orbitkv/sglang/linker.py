@@ -18,15 +18,17 @@ from orbitkv.engine.ahead import choose_mode
 from orbitkv.engine.device import KVDevice
 from orbitkv.engine.native import load_native
 from orbitkv.engine.reset import reset
+from orbitkv.engine.trace import NoTrace, open_trace
 from orbitkv.sglang.asker import NativeAsker
 from orbitkv.sglang.counter import LayerCounter, LoadBatch, LoadFailedError
 from orbitkv.sglang.demands import Demands, Verdict
 from orbitkv.sglang.layout import Blocks
-from orbitkv.sglang.log import logger, warn_once
+from orbitkv.sglang.log import logger, once, warn_once
 from orbitkv.sglang.metrics import Metrics
 from orbitkv.sglang.namespace import hash_bytes
 from orbitkv.sglang.reserver import NativeReserver
 from orbitkv.sglang.saves import SaveOrder, Saves
+from orbitkv.sglang.traces import DemandTrace, LoadTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,14 @@ class _NothingPinned:
         return None
 
 
+def _open_traces(settings: Settings, ranks: Ranks, page_bytes: int, *, asks: bool) -> tuple[NoTrace, NoTrace]:
+    """Of what the leader asks for, and of what this rank restores."""
+    loaded = open_trace(settings, once, page_bytes=page_bytes, side="worker", rank=ranks.rank)
+    if not asks:
+        return NoTrace(), loaded
+    return open_trace(settings, once, page_bytes=page_bytes * ranks.size, side="scheduler"), loaded
+
+
 def _settled(pinned: Any) -> int:
     """Pages that can be restored, -1 while that is not known."""
     return pinned.pages if pinned.poll() else -1
@@ -104,6 +114,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
         forward_stream: Any,
         scratch: Scratch | None,
         page_tokens: int,
+        page_bytes: int,
         num_layers: int,
         pool_pages: int,
     ) -> None:
@@ -115,17 +126,22 @@ class OrbitKVLinker(UnifiedCacheLinker):
         self._scratch = scratch
         self._page_tokens = page_tokens
         self._native = load_native()
+        asked, loaded = _open_traces(settings, ranks, page_bytes, asks=scheduler is not None)
+        self._traces = (asked, loaded)
         self.demands = Demands(
             NativeAsker(scheduler) if scheduler is not None else None,
             self._pin,
             deadline_ms=settings.lookup_deadline_ms,
             grace_s=ANSWER_GRACE_S if settings.lookup_deadline_ms > 0 else 0.0,
             mode=choose_mode(settings, logger, world_size=ranks.size),
+            trace=DemandTrace(asked),
         )
         self.saves = Saves(
             NativeReserver(scheduler) if scheduler is not None else None, self._copy, pool_pages=pool_pages
         )
-        self.layer_done_counter = LayerCounter(num_layers, device, slice_ms=settings.layer_wait_ms)
+        self.layer_done_counter = LayerCounter(
+            num_layers, device, slice_ms=settings.layer_wait_ms, trace=LoadTrace(loaded)
+        )
         self._queued: list[_QueuedLoad] = []
         self._loading: deque[tuple[int, LoadBatch]] = deque()
         self._stop_reason: str | None = None
@@ -265,7 +281,7 @@ class OrbitKVLinker(UnifiedCacheLinker):
             loads = [load.pinned.restore(load.pages, load.blocks, **order) for load in queued]
         except self._native.OrbitKVError as error:
             raise LoadFailedError(f"a restore could not begin; restart the engine: {error}") from error
-        batch = LoadBatch([load.rid for load in queued], loads)
+        batch = LoadBatch([load.rid for load in queued], loads, [len(load.pages) for load in queued])
         index = self.layer_done_counter.add(batch)
         self._loading.append((index, batch))
         self.counters["loads"] += len(loads)
@@ -360,3 +376,5 @@ class OrbitKVLinker(UnifiedCacheLinker):
             self._scheduler.close()
         if not self._worker.close():
             _NEVER_FREED.append(self._scratch)
+        for trace in self._traces:
+            trace.close()

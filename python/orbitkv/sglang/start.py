@@ -61,13 +61,14 @@ def _start_rank(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, in
         device=device.name,
         copy_method=settings.copy_method,
     )
+    page_bytes = sum(region.block_bytes for region in regions)
     scheduler = native.SchedulerClient(registered) if ranks.is_leader else None
     if ranks.is_leader:
         logger.info(
             "OrbitKV: pages of %d tokens, %d ranks x %d bytes; %s; manager at %s",
             pool.page_size,
             ranks.size,
-            sum(region.block_bytes for region in regions),
+            page_bytes,
             worker.method,
             settings.socket,
         )
@@ -80,6 +81,7 @@ def _start_rank(ctx: TreeCacheBuildContext, settings: Settings, ranks: Ranks, in
         forward_stream=forward_stream,
         scratch=scratch,
         page_tokens=pool.page_size,
+        page_bytes=page_bytes,
         num_layers=len(regions) // REGIONS_PER_LAYER,
         pool_pages=regions[0].num_blocks,
     )
