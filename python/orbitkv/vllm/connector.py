@@ -271,7 +271,8 @@ class OrbitKVConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         metadata = self._connector_metadata
         if isinstance(metadata, StepMetadata):
-            layers_are_called = calls_layers(forward_context)
+            # Most steps load nothing, and need not find out.
+            layers_are_called = not metadata.loads or calls_layers(forward_context)
             self._on_worker(
                 lambda side: side.start_loads(metadata, layers_are_called=layers_are_called),
                 lambda _: None,
