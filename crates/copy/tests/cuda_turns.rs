@@ -6,7 +6,7 @@ mod device;
 use orbitkv_copy::CopyDirection::{self, Restore, Save};
 use orbitkv_copy::{CopyState, CudaCopyConfig, WaitOutcome};
 
-use device::{DeviceWorld, LONG, Shape};
+use device::{BRIEF, DEVICE_BYTE, DeviceWorld, LONG, POOL_BYTE, Shape};
 
 const LAYERS: usize = 40;
 const ALL: [usize; 4] = [0, 1, 2, 3];
@@ -63,15 +63,35 @@ fn whatever_a_turn_is_all_bytes_arrive_in_layer_order() {
         for layer in 0..LAYERS {
             layers.wait_on(layer, world.compute.stream(), LONG).unwrap();
             world.compute.finish().unwrap();
-            assert!(
-                world.layer_is(layer, &ALL, device::POOL_BYTE),
-                "layer {layer}, turns of {turn_bytes} bytes"
-            );
+            assert!(world.layer_is(layer, &ALL, POOL_BYTE), "layer {layer}, turns of {turn_bytes} bytes");
         }
         assert_eq!(world.drain(1)[0].state, CopyState::Done);
         world.fill(0xA5);
         world.submit(world.job(2, Save, &ALL));
         assert_eq!(world.drain(1)[0].state, CopyState::Done);
         assert!(world.pages_are(&ALL, 0xA5), "turns of {turn_bytes} bytes");
+    }
+}
+
+/// A job's order is given to the stream that has its first turn; the other one has it through the turns alone.
+#[test]
+fn every_turn_of_a_job_comes_after_what_the_job_comes_after() {
+    for (direction, registered) in [(Restore, true), (Restore, false), (Save, true), (Save, false)] {
+        let mut world = DeviceWorld::with(SHAPE, |config, _| CudaCopyConfig { turn_bytes: 1, ..config });
+        if registered {
+            world.register();
+        }
+        let gate = world.gate();
+        let order = world.handle.order_after(world.compute.stream()).unwrap();
+        let progress = world.submit(world.job(1, direction, &ALL).after(order));
+        assert_eq!(progress.wait_step(0, 10 * BRIEF), WaitOutcome::TimedOut, "{direction:?}");
+        assert!(world.device_is(&ALL, DEVICE_BYTE) && world.pool_is_untouched(), "{direction:?} was early");
+        drop(gate);
+        assert_eq!(world.drain(1)[0].state, CopyState::Done);
+        let landed = match direction {
+            Restore => world.device_is(&ALL, POOL_BYTE),
+            Save => world.pages_are(&ALL, DEVICE_BYTE),
+        };
+        assert!(landed, "{direction:?}, registered: {registered}");
     }
 }
