@@ -4,7 +4,6 @@ on the SSD, or by a manager that starts anew."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.holds import QUERY_REPLY
@@ -12,7 +11,7 @@ from support.manager import Manager
 from support.models import tiny_model
 from support.sglang import Answer, Sglang, restorable
 from support.sglang_end import assert_case_end
-from support.sglang_ssd import leave_on_ssd, ssd_flags, wait_serving
+from support.sglang_ssd import leave_on_ssd, new_ssd_manager, wait_serving
 
 Prompts = Callable[..., list[int]]
 TOKENS = 400
@@ -22,10 +21,7 @@ DEADLINE_MS = 30_000
 
 @pytest.fixture(scope="module")
 def manager(new_manager: Callable[..., Manager], tmp_path_factory: pytest.TempPathFactory) -> Manager:
-    directory: Path = tmp_path_factory.mktemp("ssd") / "cache"
-    manager = new_manager(flags=ssd_flags(directory))
-    wait_serving(manager)
-    return manager
+    return new_ssd_manager(new_manager, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

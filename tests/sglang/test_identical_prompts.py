@@ -4,12 +4,11 @@ tokens, and their pages are restored once."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.manager import Manager
 from support.sglang import PAGE_TOKENS, Sglang
-from support.sglang_ssd import leave_on_ssd, ssd_flags, wait_serving
+from support.sglang_ssd import leave_on_ssd, new_ssd_manager
 
 Prompts = Callable[..., list[int]]
 TOKENS = 10 * PAGE_TOKENS
@@ -22,10 +21,7 @@ RESTORED, HOST_HIT = "sglang:prefill_effective_tokens_total", 'mode="host_hit"'
 
 @pytest.fixture(scope="module")
 def manager(new_manager: Callable[..., Manager], tmp_path_factory: pytest.TempPathFactory) -> Manager:
-    directory: Path = tmp_path_factory.mktemp("ssd") / "cache"
-    manager = new_manager(flags=ssd_flags(directory))
-    wait_serving(manager)
-    return manager
+    return new_ssd_manager(new_manager, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

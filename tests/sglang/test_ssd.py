@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.holds import SSD_FAULT, SSD_READ
 from support.manager import Manager
 from support.sglang import PAGE_TOKENS, Answer, Sglang, restorable
 from support.sglang_end import assert_case_end
-from support.sglang_ssd import leave_on_ssd, reads_pending, ssd_flags, wait_serving
+from support.sglang_ssd import CACHE, leave_on_ssd, new_ssd_manager, reads_pending
 from support.wait import wait_until
 
 Prompts = Callable[..., list[int]]
@@ -19,16 +18,11 @@ TOKENS = 400
 HIT = restorable(TOKENS)
 PAGES = HIT // PAGE_TOKENS
 HASTY_MS, PATIENT_MS = 300, 60_000
-# The name of the directory, by which faults find it.
-CACHE = "cache"
 
 
 @pytest.fixture(scope="module")
 def manager(new_manager: Callable[..., Manager], tmp_path_factory: pytest.TempPathFactory) -> Manager:
-    directory: Path = tmp_path_factory.mktemp("ssd") / CACHE
-    manager = new_manager(flags=ssd_flags(directory))
-    wait_serving(manager)
-    return manager
+    return new_ssd_manager(new_manager, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

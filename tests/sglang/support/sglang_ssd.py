@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.manager import Manager
 from support.sglang import Sglang
 from support.wait import wait_until
+
+# The name of a cache directory, by which faults find it.
+CACHE = "cache"
 
 
 def ssd_flags(directory: Path) -> tuple[str, ...]:
@@ -17,6 +22,13 @@ def ssd_flags(directory: Path) -> tuple[str, ...]:
 def wait_serving(manager: Manager) -> None:
     """Waits until the manager has found what is in its directory."""
     wait_until(lambda: [row["state"] for row in manager.status()["ssd"]] == ["serving"], "the SSD serves")
+
+
+def new_ssd_manager(new_manager: Callable[..., Manager], factory: pytest.TempPathFactory) -> Manager:
+    """A manager with a new cache directory, which serves."""
+    manager = new_manager(flags=ssd_flags(factory.mktemp("ssd") / CACHE))
+    wait_serving(manager)
+    return manager
 
 
 def leave_on_ssd(engine: Sglang) -> None:

@@ -1,5 +1,5 @@
-//! Threads that help the copy thread with checksums: memory of the host is read at 10 GB/s by one core, and a device
-//! takes and gives five times as much.
+//! Threads that help the copy thread with checksums: one core reads memory far more slowly than a device takes and gives
+//! it, and who restores with SGLang waits for them.
 
 use crate::ClientError;
 use orbitkv_copy::page_crc64;
