@@ -211,6 +211,22 @@ def test_reallocated_block_with_a_copy_in_flight_is_fenced(engine: Any, mini: An
     assert set(manager.pages) == {a.block_hashes[at] for at in (0, 1, 3)}
 
 
+def test_block_that_a_running_request_grows_into_is_fenced(engine: Any, mini: Any, manager: Any) -> None:
+    """The engine tells of it in the step's output alone."""
+    b = request(mini, "b", [1, 2, 3])
+    prefill(engine, mini, b)
+    manager.hold_saves = True
+    a = request(mini, "a")
+    table = prefill(engine, mini, a)
+    engine.step()
+    engine.finish(a, table)
+    for token in (4, 5):
+        b.append(token)
+    engine.step(mini.output(cached=[(b, [table[2]], 3, 2)]))
+    assert engine.metadata.fences == [table[2]]
+    assert manager.fences[-1] == ((table[2],), 50)
+
+
 def test_reallocated_block_not_yet_dispatched_is_copied_first(engine: Any, mini: Any, manager: Any) -> None:
     a = request(mini, "a")
     table = prefill(engine, mini, a)

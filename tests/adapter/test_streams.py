@@ -229,6 +229,18 @@ def test_the_start_says_how_is_copied_and_troubles_are_said_once(
     assert len([line for line in lines if "cannot be registered" in line]) == 1
 
 
+def test_a_trouble_that_comes_later_is_said(
+    make_device_engine: Any, native: Any, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orbitkv.vllm.worker.LOOK_S", 0.0)
+    engine = make_device_engine()
+    engine.step()
+    assert not [line for line in lines if "is lost" in line]
+    monkeypatch.setattr(native.WorkerClient, "trouble", "the copy device is lost")
+    engine.step()
+    assert len([line for line in lines if "is lost" in line]) == 1
+
+
 @pytest.mark.parametrize("copies_end", [True, False])
 def test_memory_is_registered_anew_when_the_old_is_at_rest(
     make_device_engine: Any, mini: Any, manager: Any, lines: list[str], copies_end: bool
