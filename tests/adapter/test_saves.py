@@ -227,6 +227,17 @@ def test_block_that_a_running_request_grows_into_is_fenced(engine: Any, mini: An
     assert manager.fences[-1] == ((table[2],), 50)
 
 
+def test_block_of_a_table_not_seen_being_made_is_fenced(engine: Any, mini: Any, manager: Any) -> None:
+    manager.hold_saves = True
+    a = request(mini, "a")
+    table = prefill(engine, mini, a)
+    engine.step()
+    engine.finish(a, table)
+    b = engine.add(request(mini, "b", [1, 2, 3]))
+    engine.step(mini.output(new=[(b, [table[2]], 0, 3)]))
+    assert engine.metadata.fences == [table[2]]
+
+
 def test_reallocated_block_not_yet_dispatched_is_copied_first(engine: Any, mini: Any, manager: Any) -> None:
     a = request(mini, "a")
     table = prefill(engine, mini, a)
