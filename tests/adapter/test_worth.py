@@ -159,12 +159,10 @@ def test_a_probe_finds_a_tier_that_became_fast(make: Any, mini: Any, manager: An
     assert counted(engine) == (3, 3 * BLOCKS)
 
 
-def test_copies_slower_than_computing_are_refused(make: Any, mini: Any, manager: Any, clock: Clock) -> None:
-    engine = make(load_mode="async")
-    compute(engine, mini, clock)
-    manager.copy_us = int(1e6 * SLOW * STEP_S)
+def restore(engine: Any, mini: Any, name: str = "learn") -> None:
+    """Restores each prompt that was computed, between steps."""
     for index in range(MIN_SAMPLES):
-        one = engine.add(request(mini, f"learn-{index}", 1000 * (index + 1)))
+        one = engine.add(request(mini, f"{name}-{index}", 1000 * (index + 1)))
         external, is_async = engine.match(one)
         assert (external, is_async) == (BLOCKS * BLOCK, True)
         table = engine.allocate(one, external, tokens=external)
@@ -172,6 +170,25 @@ def test_copies_slower_than_computing_are_refused(make: Any, mini: Any, manager:
         engine.finish(one, table)
         engine.pool.free += table
         engine.step()
+
+
+def test_what_copies_wait_for_does_not_make_them_slow(
+    make: Any, mini: Any, manager: Any, clock: Clock
+) -> None:
+    """On a device a restore comes after the step before it, and after others."""
+    engine = make(load_mode="async")
+    compute(engine, mini, clock)
+    manager.copy_us = int(1e6 * SLOW * STEP_S)
+    restore(engine, mini)
+    restore(engine, mini, "again")
+    assert counted(engine) == (0, 0)
+
+
+def test_copies_slower_than_computing_are_refused(make: Any, mini: Any, manager: Any, clock: Clock) -> None:
+    engine = make(load_mode="async")
+    compute(engine, mini, clock)
+    manager.timed_us = int(1e6 * SLOW * STEP_S)
+    restore(engine, mini)
     assert look(engine, mini, 0)[0] == 0
     assert (manager.leases, counted(engine)) == (0, (1, BLOCKS))
     clock.now += PROBE_FIRST_S

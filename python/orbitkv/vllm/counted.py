@@ -16,7 +16,7 @@ class Counted:
         self._page_tokens = page_tokens
         self._step, self._stats = -1, {}
         self._increments = Increments()
-        self._copied = self._timed = (0, 0)
+        self._copied = (0, 0)
 
     def take_counts(self, step: int) -> dict[str, int | float]:
         """What was counted since the last call, by the names of `stats.COUNTERS`."""
@@ -24,25 +24,15 @@ class Counted:
         return worker_counts(grown, self._page_tokens) if grown else {}
 
     def take_copied(self, step: int) -> tuple[int, float]:
-        """Bytes and seconds of restores that have ended since the last call."""
-        taken, self._copied = self._grown(("restored_bytes", "restore_us"), self._copied, step)
-        return taken
-
-    def take_timed(self, step: int) -> tuple[int, float]:
-        """Bytes and seconds of restores whose copying was timed since the last call."""
-        taken, self._timed = self._grown(("timed_bytes", "timed_us"), self._timed, step)
-        return taken
-
-    def _grown(
-        self, names: tuple[str, str], before: tuple[int, int], step: int
-    ) -> tuple[tuple[int, float], tuple[int, int]]:
-        """By how much bytes and microseconds have grown, and what they are now."""
-        stats = self._of_step(step)
-        now = (stats[names[0]], stats[names[1]])
+        """Bytes and seconds of restores that have ended since the last call: of their copies alone, without
+        what those waited for, which is the step before or another restore."""
+        stats, before = self._of_step(step), self._copied
+        now = (stats["timed_bytes"], stats["timed_us"])
         if now[1] == before[1]:
             # None has ended; bytes come first, and wait for their time.
-            return (0, 0.0), before
-        return (now[0] - before[0], (now[1] - before[1]) / 1e6), now
+            return 0, 0.0
+        self._copied = now
+        return now[0] - before[0], (now[1] - before[1]) / 1e6
 
     def _of_step(self, step: int) -> dict[str, int]:
         """The counters as they were when first asked for in this step."""

@@ -57,7 +57,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     # Restores that a forward pass had to wait for: how it sees them.
     loaded_bytes: int = 0
     load_seconds: float = 0.0
-    # All restores that have ended, each by itself, summed up.
+    # Copies of all restores that have ended, each by itself, summed up.
     copied_bytes: int = 0
     copy_seconds: float = 0.0
 

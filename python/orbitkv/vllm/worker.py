@@ -21,6 +21,7 @@ from orbitkv.engine.selftest import Scratch, probe_layout, scratch_like
 from orbitkv.engine.trace import open_trace
 from orbitkv.vllm.counted import Counted
 from orbitkv.vllm.layout import regions_of
+from orbitkv.vllm.load import Load
 from orbitkv.vllm.log import logger, once, warn_once
 from orbitkv.vllm.metadata import LoadOrder, SaveOrder, StepMetadata, WorkerReport
 from orbitkv.vllm.namespace import page_bytes
@@ -44,30 +45,6 @@ _NEVER_FREED: list[Any] = []
 def may_still_copy() -> bool:
     """Whether copies of a client that was closed may still touch KV memory of this process."""
     return bool(_NEVER_FREED)
-
-
-@dataclass
-class _Load:
-    """A restore that has been handed to the client. `native` is None if that failed."""
-
-    order: LoadOrder
-    native: Any
-    started: float
-    ended: float | None = None
-    # The forward pass had to wait for it. Otherwise nobody saw when it ended.
-    was_awaited: bool = False
-    # Layers before this one have been waited for.
-    layers_waited: int = 0
-
-    def is_over(self) -> bool:
-        """No byte of it moves any more."""
-        if self.ended is None and (self.native is None or self.native.poll()):
-            self.ended = time.monotonic()
-        return self.ended is not None
-
-    def failed_blocks(self) -> set[int]:
-        """Blocks that hold nothing usable. Valid once it is over."""
-        return set(self.order.blocks) if self.native is None else set(self.native.failed_blocks())
 
 
 @dataclass
@@ -95,10 +72,10 @@ class WorkerSide:
         self._thread = 0  # that feeds the device
         self.step = 0
         self.loads_step = 0  # last step whose loads have all been taken in
-        self._sync: list[_Load] = []
+        self._sync: list[Load] = []
         # Of earlier steps, whose layers the compute stream comes after; they may still be on their way.
-        self._ordered: list[_Load] = []
-        self._async: dict[str, _Load] = {}
+        self._ordered: list[Load] = []
+        self._async: dict[str, Load] = {}
         self._saves: dict[int, _Save] = {}
         self._ended_saves: dict[int, int] = {}
         self._received: set[str] = set()
@@ -257,7 +234,7 @@ class WorkerSide:
         if metadata.step == self.loads_step:
             return
         for order in metadata.loads:
-            load = _Load(order, self._restore(order), time.monotonic())
+            load = Load(order, self._restore(order), time.monotonic())
             if load.native is not None:
                 self._trace.event("restore_submit", order.request_id, pages=len(order.blocks))
             if order.is_async:
@@ -275,24 +252,24 @@ class WorkerSide:
             warn_once("load", "OrbitKV: a restore could not begin, its tokens are recomputed: %s", error)
             return None
 
-    def _is_over(self, load: _Load) -> bool:
+    def _is_over(self, load: Load) -> bool:
         """Whether no byte of it moves any more."""
         if load.ended is None and load.is_over() and self._trace.is_on:
-            landed, failed = _landed(load)
+            landed, failed = load.landed()
             self._trace.event("restore_complete", load.order.request_id, pages=landed, failed_pages=failed)
             if not load.order.is_async:
                 self._trace_ready(load)
         return load.ended is not None
 
-    def _trace_ready(self, load: _Load) -> None:
+    def _trace_ready(self, load: Load) -> None:
         """The engine is told, or sees with the layer that it waits for, what has landed."""
-        landed, _ = _landed(load)
+        landed, _ = load.landed()
         if landed:
             self._trace.event("gpu_ready", load.order.request_id, pages=landed)
 
-    def _trace_first_use(self, load: _Load) -> None:
+    def _trace_first_use(self, load: Load) -> None:
         """The forward pass goes on with its first layer of what is restored."""
-        if load.ended is None or _landed(load)[1] == 0:
+        if load.ended is None or load.landed()[1] == 0:
             self._trace.event("first_use", load.order.request_id, pages=len(load.order.blocks))
 
     def wait_for_layer(self, layer: str) -> None:
@@ -317,20 +294,20 @@ class WorkerSide:
                 self._trace_first_use(load)
             load.layers_waited = len(self._layers) if load.ended is not None else index + 1
 
-    def _await_layer(self, load: _Load, index: int, deadline: float) -> None:
+    def _await_layer(self, load: Load, index: int, deadline: float) -> None:
         # False: time is up, or a page failed. The others may land all the same.
         if not load.native.wait_layer(index, _until_ms(deadline)) and not load.native.wait(
             _until_ms(deadline)
         ):
             self._stop(load)
 
-    def _order_layer(self, load: _Load, index: int, deadline: float) -> None:
+    def _order_layer(self, load: Load, index: int, deadline: float) -> None:
         native = load_native()
         answer = load.native.order_layer(index, self._device.stream(), _until_ms(deadline))
         if answer not in (native.LAYER_COMPLETE, native.LAYER_ORDERED):
             self._stop(load)
 
-    def _stop(self, load: _Load) -> None:
+    def _stop(self, load: Load) -> None:
         """Ends a load whose blocks the engine is about to use otherwise. There is no giving up: a copy that
         lands later would overwrite what was computed instead. It terminates because a copy stops at its
         next fragment, and a fragment is a memory copy between resident pages of this process."""
@@ -349,7 +326,7 @@ class WorkerSide:
         self._sync = []
         self._ordered = [load for load in self._ordered if not self._is_over(load)]
 
-    def _end_awaited(self, load: _Load) -> None:
+    def _end_awaited(self, load: Load) -> None:
         if not self._is_over(load):
             if not load.native.wait(self._settings.layer_wait_ms):
                 self._stop(load)
@@ -360,7 +337,7 @@ class WorkerSide:
             self._waits_before_forward = True
             self._failed_blocks.update(load.order.blocks)
 
-    def _end_ordered(self, load: _Load) -> None:
+    def _end_ordered(self, load: Load) -> None:
         """A load that is still on its way. Which of its pages are not to be believed is known without its
         end: their checksums are those of the pool's pages."""
         if load.layers_waited < len(self._layers):
@@ -374,7 +351,7 @@ class WorkerSide:
             self._failed_blocks.update(load.order.blocks)
             self._ordered.append(load)
 
-    def _count(self, load: _Load) -> None:
+    def _count(self, load: Load) -> None:
         if load.was_awaited and load.ended is not None and not load.failed_blocks():
             self._loaded_bytes += len(load.order.blocks) * self._page_bytes
             self._load_seconds += max(load.ended - load.started, 1e-6)
@@ -411,8 +388,8 @@ class WorkerSide:
         if self._counted is not None:
             copied = self._counted.take_copied(self.step)
             if self._device.has_streams:
-                # Nobody waits for a restore, and its end is seen late: the client times the copies.
-                self._loaded_bytes, self._load_seconds = self._counted.take_timed(self.step)
+                # Nobody waits for a restore, and its end is seen late.
+                self._loaded_bytes, self._load_seconds = copied
         report = WorkerReport(self.step, self._ended_saves, self._loaded_bytes, self._load_seconds, *copied)
         self._ended_saves = {}
         self._loaded_bytes, self._load_seconds = 0, 0.0
@@ -443,12 +420,6 @@ class WorkerSide:
         """Saves whose end was not reported yet, each with this one rank; for the side that takes over, once
         the client has been closed and so nothing reads their blocks."""
         return {**dict.fromkeys(self._saves, 1), **self._ended_saves}
-
-
-def _landed(load: _Load) -> tuple[int, int]:
-    """Pages of it that landed and that did not. Valid once it is over."""
-    failed = len(load.failed_blocks())
-    return len(load.order.blocks) - failed, failed
 
 
 def _until_ms(deadline: float) -> int:
