@@ -18,7 +18,7 @@ const STEP_BYTES: usize = 4 * 4096;
 fn steps_before_a_copy(direction: CopyDirection, turn_bytes: usize) -> usize {
     let mut world = DeviceWorld::with(SHAPE, |config, fake| {
         fake.set_copy_us(2000);
-        CudaCopyConfig { turn_bytes, batch_max_descriptors: 4, ..device::without_kernel(config) }
+        CudaCopyConfig { batch_max_descriptors: 4, ..device::without_kernel(config) }.with_turns(turn_bytes)
     });
     world.register();
     let mut job = world.job(1, direction, &ALL);
@@ -55,7 +55,7 @@ fn a_copy_of_the_engine_does_not_wait_for_the_end_of_ours() {
 #[test]
 fn whatever_a_turn_is_all_bytes_arrive_in_layer_order() {
     for turn_bytes in [1, STEP_BYTES / 2, STEP_BYTES, 3 * STEP_BYTES + 1] {
-        let mut world = DeviceWorld::with(SHAPE, |config, _| CudaCopyConfig { turn_bytes, ..config });
+        let mut world = DeviceWorld::with(SHAPE, |config, _| config.with_turns(turn_bytes));
         world.register();
         let mut job = world.job(1, Restore, &ALL);
         let layers = world.handle.layer_events(&mut job).unwrap();
@@ -77,7 +77,7 @@ fn whatever_a_turn_is_all_bytes_arrive_in_layer_order() {
 #[test]
 fn every_turn_of_a_job_comes_after_what_the_job_comes_after() {
     for (direction, registered) in [(Restore, true), (Restore, false), (Save, true), (Save, false)] {
-        let mut world = DeviceWorld::with(SHAPE, |config, _| CudaCopyConfig { turn_bytes: 1, ..config });
+        let mut world = DeviceWorld::with(SHAPE, |config, _| config.with_turns(1));
         if registered {
             world.register();
         }

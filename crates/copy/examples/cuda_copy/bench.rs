@@ -92,17 +92,16 @@ impl Rig {
         probe: &CudaProbe,
         shape: (usize, CopyMethod, bool),
     ) -> Result<Rig, Failure> {
-        let turn_bytes = CudaCopyConfig::new(size.0.device).turn_bytes;
-        Rig::with_turns(driver, size, probe, shape, turn_bytes)
+        Rig::with_config(driver, size, probe, shape, CudaCopyConfig::new(size.0.device))
     }
 
-    /// A rig whose engine lets others copy after `turn_bytes`.
-    pub(crate) fn with_turns(
+    /// A rig whose engine is as `config` says where the rest does not.
+    pub(crate) fn with_config(
         driver: &Arc<CudaDriver>,
         (settings, bytes): (&Settings, usize),
         probe: &CudaProbe,
         (fragment, method, scattered): (usize, CopyMethod, bool),
-        turn_bytes: usize,
+        config: CudaCopyConfig,
     ) -> Result<Rig, Failure> {
         let layers = LAYERS.min(bytes / fragment / 2).max(1);
         let blocks = bytes / fragment / layers;
@@ -126,9 +125,8 @@ impl Rig {
         let config = CudaCopyConfig {
             method,
             plain_min_bytes: usize::MAX,
-            turn_bytes,
             kernel_ctas: settings.kernel_ctas,
-            ..CudaCopyConfig::new(settings.device)
+            ..config
         };
         let engine = CudaCopy::new(driver, config)?;
         engine.handle().register(pool.region());

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use orbitkv_copy::CopyDirection::{Restore, Save};
-use orbitkv_copy::{CopyDirection, CopyMethod, CudaDriver, CudaProbe, Progress};
+use orbitkv_copy::{CopyDirection, CopyMethod, CudaCopyConfig, CudaDriver, CudaProbe, Progress};
 use serde_json::{Value, json};
 
 use crate::bench::{Baseline, KIB, Rig, wait_for};
@@ -16,10 +16,10 @@ use crate::{Failure, Settings};
 
 const MIB: usize = 1024 * KIB;
 /// The first is none: the engine then uses one stream from beginning to end.
-const TURNS: [usize; 4] = [usize::MAX, 8 * MIB, 32 * MIB, 128 * MIB];
+const TURNS: [usize; 6] = [usize::MAX, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 128 * MIB];
 const SMALL_KIB: [usize; 3] = [4, 32, 128];
 const FRAGMENT: usize = 256 * KIB;
-/// A job's layer is 8 MiB then, the shortest turn.
+/// A job's layer is 8 MiB then; a shorter turn ends within one.
 const JOB_BYTES: usize = 256 * MIB;
 /// Queued at once: 2 GiB.
 const JOBS: usize = 8;
@@ -50,7 +50,8 @@ pub(crate) fn measure(driver: &Arc<CudaDriver>, settings: &Settings) -> Result<V
         }
         let size = (settings, settings.bytes.min(JOB_BYTES));
         let shape = (FRAGMENT, CopyMethod::Batch, true);
-        let mut rig = Rig::with_turns(driver, size, &probe, shape, turn_bytes)?;
+        let config = CudaCopyConfig::new(settings.device).with_turns(turn_bytes);
+        let mut rig = Rig::with_config(driver, size, &probe, shape, config)?;
         for direction in [Restore, Save] {
             // For the caches, and for what the driver puts off until then.
             rig.time(direction)?;

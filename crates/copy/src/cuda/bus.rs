@@ -66,14 +66,14 @@ impl Bus {
         kernel: Option<&Arc<Kernel>>,
     ) -> Result<Bus, CudaError> {
         // A request waits for a restore; a save only has to end at some time.
-        let (way, urgent) = match direction {
-            CopyDirection::Restore => (Way::ToDevice, true),
-            CopyDirection::Save => (Way::ToHost, false),
+        let (way, urgent, turn_bytes) = match direction {
+            CopyDirection::Restore => (Way::ToDevice, true, config.restore_turn_bytes),
+            CopyDirection::Save => (Way::ToHost, false, config.save_turn_bytes),
         };
         Ok(Bus {
             direction,
             way,
-            turns: Turns::create(context, urgent, config.turn_bytes)?,
+            turns: Turns::create(context, urgent, turn_bytes)?,
             staging: Staging::create(context, config.staging_slot_bytes)?,
             lists: kernel.map(|kernel| Lists::create(context, kernel)).transpose()?,
             in_flight: VecDeque::new(),
@@ -108,7 +108,7 @@ impl Bus {
         };
         let slot_bytes = tools.choice.staging_bytes;
         let (pinned, mut ops) = plan::cut(step, self.direction, tools.registry, slot_bytes, &mut active.pins);
-        ops.extend(plan::calls(pinned, tools.choice));
+        ops.extend(plan::calls(pinned, tools.choice, self.turns.bytes()));
         if !active.ordered {
             (tools.before_fragment)(self.direction, active.job.id());
             match active.job.order().hold(self.turns.handle()) {
@@ -222,7 +222,7 @@ impl Bus {
         tools: &mut Tools<'_>,
     ) -> Result<Queued, CudaError> {
         let Some(lists) = self.lists.as_mut().filter(|_| tools.choice.kernel) else {
-            active.ops.extend(plan::unlisted(&listed, tools.choice));
+            active.ops.extend(plan::unlisted(&listed, tools.choice, self.turns.bytes()));
             return Ok(Queued::Whole);
         };
         let Some(list) = lists.put(self.way, &listed) else {
@@ -240,7 +240,7 @@ impl Bus {
                 // Whatever part of it was queued is queued again, with the same bytes.
                 tools.choice.kernel = false;
                 (tools.refuse_kernel)(error);
-                active.ops.extend(plan::unlisted(&listed, tools.choice));
+                active.ops.extend(plan::unlisted(&listed, tools.choice, self.turns.bytes()));
             }
             launched => launched?,
         }

@@ -67,7 +67,6 @@ pub(super) struct Choice {
     pub(super) kernel_unbatched_below_bytes: usize,
     pub(super) plain_min_bytes: usize,
     pub(super) staging_bytes: usize,
-    pub(super) turn_bytes: usize,
 }
 
 impl Choice {
@@ -83,7 +82,6 @@ impl Choice {
             kernel_unbatched_below_bytes: config.kernel_unbatched_below_bytes,
             plain_min_bytes: config.plain_min_bytes,
             staging_bytes: config.staging_slot_bytes,
-            turn_bytes: config.turn_bytes,
         }
     }
 

@@ -104,8 +104,8 @@ fn merge(pieces: &mut Vec<Pinned>) {
     });
 }
 
-/// The calls for registered pieces.
-pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
+/// The calls for registered pieces, in turns of `turn_bytes`.
+pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice, turn_bytes: usize) -> VecDeque<Op> {
     merge(&mut pieces);
     let (large, small): (Vec<_>, Vec<_>) =
         pieces.into_iter().partition(|pinned| pinned.piece.bytes >= choice.plain_min_bytes);
@@ -113,7 +113,7 @@ pub(super) fn calls(mut pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
     let small = lists(small, choice, &mut ops);
     if choice.uses_batches() && small.len() >= MIN_GROUP {
         let small: Vec<Piece> = small.into_iter().map(|pinned| pinned.piece).collect();
-        ops.extend(batches(&small, choice));
+        ops.extend(batches(&small, choice, turn_bytes));
     } else if choice.uses_rows() {
         rows(&small, &mut ops);
     } else {
@@ -145,24 +145,24 @@ fn lists(pieces: Vec<Pinned>, choice: &Choice, ops: &mut VecDeque<Op>) -> Vec<Pi
 }
 
 /// The calls for pieces that the kernel was to copy and cannot.
-pub(super) fn unlisted(listed: &[Listed], choice: &Choice) -> Vec<Op> {
+pub(super) fn unlisted(listed: &[Listed], choice: &Choice, turn_bytes: usize) -> Vec<Op> {
     let pieces: Vec<Piece> = listed.iter().map(|listed| listed.piece).collect();
     if choice.uses_batches() && pieces.len() >= MIN_GROUP {
-        batches(&pieces, choice).collect()
+        batches(&pieces, choice, turn_bytes).collect()
     } else {
         pieces.into_iter().map(Op::Plain).collect()
     }
 }
 
 /// Batches of at most so many pieces, each of which ends with the piece that fills a turn.
-fn batches<'a>(pieces: &'a [Piece], choice: &'a Choice) -> impl Iterator<Item = Op> + 'a {
+fn batches<'a>(pieces: &'a [Piece], choice: &'a Choice, turn_bytes: usize) -> impl Iterator<Item = Op> + 'a {
     let mut rest = pieces;
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let fits = |piece: &&Piece| {
             let before = bytes;
             bytes += piece.bytes;
-            before < choice.turn_bytes
+            before < turn_bytes
         };
         let count = rest.iter().take(choice.batch_max_descriptors).take_while(fits).count();
         let (group, later) = rest.split_at_checked(count).filter(|(group, _)| !group.is_empty())?;
@@ -225,8 +225,11 @@ mod tests {
         kernel_unbatched_below_bytes: 1000,
         plain_min_bytes: 1 << 20,
         staging_bytes: 1 << 20,
-        turn_bytes: 1 << 20,
     };
+
+    fn calls(pieces: Vec<Pinned>, choice: &Choice) -> VecDeque<Op> {
+        super::calls(pieces, choice, 1 << 20)
+    }
 
     /// Pieces of `bytes` at `host` and `device` addresses, all in chunk 0.
     fn pieces(places: &[(usize, u64)], bytes: usize) -> Vec<Pinned> {
@@ -276,7 +279,7 @@ mod tests {
         let mut uneven = pieces(&places, 100);
         uneven[4].piece.bytes = 900;
         let sizes = |turn_bytes| {
-            let ops = calls(uneven.clone(), &Choice { turn_bytes, ..CHOICE });
+            let ops = super::calls(uneven.clone(), &CHOICE, turn_bytes);
             let bytes: usize = ops.iter().map(Op::engine_bytes).sum();
             assert_eq!(bytes, 1800, "each piece once");
             ops.iter()
@@ -353,9 +356,9 @@ mod tests {
         let places: Vec<_> = (0..600).map(|at| (1000 + at * 300, 9_000_000 + at as u64 * 200)).collect();
         let ops = Vec::from(calls(pieces(&places, 100), &Choice { kernel: true, ..CHOICE }));
         let [Op::List(listed)] = &ops[..] else { unreachable!("{ops:?}") };
-        let batches = unlisted(listed, &CHOICE);
+        let batches = unlisted(listed, &CHOICE, 1 << 20);
         assert!(matches!(&batches[..], [Op::Batch(a), Op::Batch(b)] if (a.len(), b.len()) == (512, 88)));
-        let plain = unlisted(listed, &Choice { batch: false, ..CHOICE });
+        let plain = unlisted(listed, &Choice { batch: false, ..CHOICE }, 1 << 20);
         assert!(plain.len() == 600 && plain.iter().all(|op| matches!(op, Op::Plain(_))));
     }
 

@@ -3,7 +3,7 @@
 //! A copy engine of the device serves one stream for as long as that has copies that may begin; what waits on other
 //! streams waits until it has none. On an H200 a copy of 32 KiB of the serving engine waited 76 ms, until 4 GiB of a
 //! restore were through, whatever the priorities, and with it the forward pass. A stream that waits for another one
-//! has none: with turns of 32 MiB the same copy waited 0.2 ms (0.8 at most), and 4 GiB took as long as before.
+//! has none: with turns of 32 MiB the same copy waited 0.1 ms (0.6 at most), and 4 GiB took as long as before.
 
 use std::sync::Arc;
 
@@ -38,6 +38,11 @@ impl Turns {
 
     pub(super) fn handle(&self) -> CudaStreamHandle {
         self.stream().handle()
+    }
+
+    /// How many bytes a turn has.
+    pub(super) fn bytes(&self) -> usize {
+        self.turn_bytes
     }
 
     /// Copies of `bytes` were queued.
