@@ -107,6 +107,20 @@ def test_a_slow_tier_is_not_read(make: Any, mini: Any, manager: Any, clock: Cloc
     assert engine.counts["lookup_misses"] == MIN_SAMPLES + 1, "and the cold ones"
 
 
+def test_pages_that_were_read_beside_others_are_not_left_out(make: Any, manager: Any) -> None:
+    """Time of several reads at once counts once, and so with one of them."""
+    worth = make().connector._scheduler._worth
+    for pages, micros in ((2, 0), (0, 0), (6, 1000), (4, 0), (0, 1000)):
+        counts = manager.tier_counts
+        counts["tier_reads"] += 1
+        counts["tier_read_pages"] += pages
+        counts["tier_read_us"] += micros
+        worth.may_read()
+    read, page_bytes = worth.estimate.read, worth.estimate._read_bytes
+    assert read.samples == 5
+    assert 4 * page_bytes / 1e-3 < read.per_second < 8 * page_bytes / 1e-3
+
+
 def test_the_head_that_is_in_memory_is_restored(make: Any, mini: Any, manager: Any, clock: Clock) -> None:
     engine = make()
     learn_slow(engine, mini, manager, clock)

@@ -111,7 +111,7 @@ class RestoreEstimate:
         self._read_bytes = read_bytes
         self.prefill = Rate()  # tokens
         self.copy = Rate()  # bytes, by one rank
-        self.read = Rate()  # bytes, as one query sees it
+        self.read = Rate()  # bytes, of all queries that wait at once
         self.read_probes = Probes()
         self.copy_probes = Probes()
 
@@ -125,8 +125,8 @@ class RestoreEstimate:
             self.copy.observe(num_bytes, seconds)
 
     def observe_reads(self, pages: int, seconds: float, queries: int, now: float) -> None:
-        """So many queries waited that long, summed up, and got so many pages from the slower tier. None at
-        all is a measurement too."""
+        """So many queries got so many pages from the slower tier, and at least one of them waited for so
+        long. No page at all is a measurement too."""
         if queries > 0 and seconds > 0:
             # What a probe finds is news. The average is what it was to check.
             if self.read_probes.came_back(now):

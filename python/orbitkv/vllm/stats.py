@@ -53,7 +53,7 @@ COUNTERS = {
 GAUGES = {
     "prefill_tokens_per_second": "Prompt tokens computed a second, a moving average of the engine's steps.",
     "copy_bytes_per_second": "Bytes that a rank restores from memory a second, a moving average.",
-    "tier_read_bytes_per_second": "Bytes read from the slower tier a second, as a lookup sees them.",
+    "tier_read_bytes_per_second": "Bytes read from the slower tier a second, for all lookups at once.",
 }
 
 # Counter to the total of the native worker client behind it, and what one of that counts for.

@@ -98,7 +98,7 @@ class Worth:
         stats = self._client.stats()
         total = (stats["tier_reads"], stats["tier_read_pages"], stats["tier_read_us"])
         queries, pages, micros = (new - old for new, old in zip(total, self._reads_seen, strict=True))
-        if queries:
+        if micros:  # pages that were read beside others wait for the next that took time of its own
             self._reads_seen = total
             self.estimate.observe_reads(pages, micros / 1e6, queries, self._clock())
 

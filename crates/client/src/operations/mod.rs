@@ -1,5 +1,6 @@
 //! Live operations of one client and the cells that hold their answers.
 
+mod busy;
 mod cell;
 mod counters;
 mod demand;

@@ -1,5 +1,6 @@
 //! Which operations are live, and when they time out.
 
+use super::busy::Busy;
 use super::counters::{OperationCounters, count};
 use super::demand::{Again, Demand};
 use super::preparation::Preparations;
@@ -52,6 +53,9 @@ pub(crate) struct Operations {
     pub(super) link: Arc<Link>,
     table: Mutex<Table>,
     pub(crate) counters: OperationCounters,
+    /// When queries waited for reads, on the clock that began with this.
+    reading: Mutex<Busy>,
+    born: Instant,
     /// The last refusal, for people.
     refusal: Mutex<String>,
 }
@@ -62,6 +66,8 @@ impl Operations {
             link,
             table: Mutex::default(),
             counters: OperationCounters::default(),
+            reading: Mutex::default(),
+            born: Instant::now(),
             refusal: Mutex::default(),
         }
     }
@@ -316,14 +322,16 @@ impl Operations {
     }
 
     /// What the slower tier had to do with a query that is answered next. Only sums are kept: of a tier, its
-    /// pace is of interest, whoever asked.
+    /// pace is of interest, whoever asked. Queries that wait at once share it, so their time counts once.
     fn read_for(&self, pages: u32, left_pages: u32, micros: u64) {
         let add = |counter: &AtomicU64, value| counter.fetch_add(value, Ordering::Relaxed);
         let counters = &self.counters;
         if micros > 0 {
             count(&counters.tier_reads);
             add(&counters.tier_read_pages, u64::from(pages));
-            add(&counters.tier_read_us, micros);
+            let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX);
+            add(&counters.tier_read_us, reading.add(now, micros));
         } else if left_pages > 0 {
             count(&counters.tier_left);
             add(&counters.tier_left_pages, u64::from(left_pages));
