@@ -44,6 +44,8 @@ fn world() -> (World, WorkerClient, Peer) {
     let world = World { manager: Manager::new(), kv: Kv::new(), pool: Pool::new(), _turn: turn };
     let (client, mut peer) = world.manager.worker(2, &world.kv, Verify::All);
     peer.send_segment(0, &world.pool.segment);
+    // A restore that is accepted before its memory has come does not outlive the connection.
+    wait_for("the segment is mapped", || world.pool.maps() == 2);
     (world, client, peer)
 }
 
