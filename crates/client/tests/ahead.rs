@@ -337,22 +337,20 @@ fn a_demand_says_what_answer_it_takes() {
 
 #[test]
 fn what_the_tier_had_to_do_is_summed_up() {
-    let manager = Manager::new();
+    let (begun, manager) = (Instant::now(), Manager::new());
     let (client, mut peer) = manager.scheduler(3);
     let query = client.query(0, &hashes(3), 0).unwrap();
     let asked = peer.next();
+    let hour = 3_600_000_000;
     peer.send(asked.operation(), &ToClient::TierReads { pages: 2, left_pages: 1, micros: 700 });
-    peer.send(asked.operation(), &ToClient::TierReads { pages: 0, left_pages: 3, micros: 50 });
+    peer.send(asked.operation(), &ToClient::TierReads { pages: 0, left_pages: 3, micros: hour });
     peer.send(asked.operation(), &ToClient::TierReads { pages: 0, left_pages: 4, micros: 0 });
     peer.send(asked.operation(), &ToClient::Miss(WireMiss::Absent));
     assert_eq!(query.wait(LONG), QueryState::Miss);
     let names = ["tier_reads", "tier_read_pages", "tier_left", "tier_left_pages"];
     assert_eq!(names.map(|name| stat(&client.stats(), name)), [2, 2, 1, 4]);
-    let micros = stat(&client.stats(), "tier_read_us");
-    assert!(
-        (700..750).contains(&micros),
-        "the second read was under way while the first was, not {micros} us"
-    );
+    let (micros, most) = (stat(&client.stats(), "tier_read_us"), begun.elapsed().as_micros());
+    assert!(micros > 0 && u128::from(micros) <= most, "what overlaps counts once: {micros} of {most} us");
 }
 
 #[test]
