@@ -13,6 +13,7 @@ mod bench;
 mod neighbour;
 mod others;
 mod pins;
+mod registering;
 mod samples;
 
 use std::path::PathBuf;
@@ -104,6 +105,7 @@ fn run() -> Result<u64, Failure> {
     let latency = bench::latency(&driver, &settings)?;
     let neighbour = neighbour::measure(&driver, &settings)?;
     let others = others::measure(&driver, &settings)?;
+    let registering = registering::measure(&driver, &settings)?;
     let report = json!({
         "driver_version": driver.version(),
         "batch_form": driver.batch_form().map(|form| format!("{form:?}")),
@@ -117,6 +119,7 @@ fn run() -> Result<u64, Failure> {
         "latency": latency,
         "neighbour": neighbour,
         "others": others,
+        "beside_registration": registering,
         "differing_bytes": copies.differing_bytes,
         "cut_short": settings.is_late(),
     });
