@@ -18,7 +18,13 @@ const STEP_BYTES: usize = 4 * 4096;
 fn steps_before_a_copy(direction: CopyDirection, turn_bytes: usize) -> usize {
     let mut world = DeviceWorld::with(SHAPE, |config, fake| {
         fake.set_copy_us(2000);
-        CudaCopyConfig { batch_max_descriptors: 4, ..device::without_kernel(config) }.with_turns(turn_bytes)
+        let config = CudaCopyConfig { batch_max_descriptors: 4, ..device::without_kernel(config) };
+        // The other direction has no turns.
+        let config = config.with_turns(usize::MAX);
+        match direction {
+            Restore => CudaCopyConfig { restore_turn_bytes: turn_bytes, ..config },
+            Save => CudaCopyConfig { save_turn_bytes: turn_bytes, ..config },
+        }
     });
     world.register();
     let mut job = world.job(1, direction, &ALL);
