@@ -53,9 +53,8 @@ pub(crate) struct Operations {
     pub(super) link: Arc<Link>,
     table: Mutex<Table>,
     pub(crate) counters: OperationCounters,
-    /// When queries waited for reads, on the clock that began with this.
+    /// When queries waited for reads.
     reading: Mutex<Busy>,
-    born: Instant,
     /// The last refusal, for people.
     refusal: Mutex<String>,
 }
@@ -66,8 +65,7 @@ impl Operations {
             link,
             table: Mutex::default(),
             counters: OperationCounters::default(),
-            reading: Mutex::default(),
-            born: Instant::now(),
+            reading: Mutex::new(Busy::new()),
             refusal: Mutex::default(),
         }
     }
@@ -330,8 +328,7 @@ impl Operations {
             count(&counters.tier_reads);
             add(&counters.tier_read_pages, u64::from(pages));
             let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
-            let now = u64::try_from(self.born.elapsed().as_micros()).unwrap_or(u64::MAX);
-            add(&counters.tier_read_us, reading.add(now, micros));
+            add(&counters.tier_read_us, reading.ended(micros));
         } else if left_pages > 0 {
             count(&counters.tier_left);
             add(&counters.tier_left_pages, u64::from(left_pages));

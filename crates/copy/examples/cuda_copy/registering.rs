@@ -80,7 +80,11 @@ fn register(
         seen.steps.push(step(small)?);
     }
     seen.work.push(start.elapsed());
-    handle.registration().failure.map_or(Ok(()), |error| Err(error.into()))
+    let registration = handle.registration();
+    if registration.pending_bytes > 0 {
+        return Err(format!("{} bytes were not registered in {LIMIT:?}", registration.pending_bytes).into());
+    }
+    registration.failure.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn unregister(
